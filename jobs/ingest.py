@@ -1,0 +1,189 @@
+"""Kafka → ``changelog/<stream>`` and ``quarantine/<stream>``: each event once, identified by its coordinates.
+
+A batch is committed in three steps; what a crash after each leaves behind:
+
+1. Parse the batch once, kept in memory, and count it. *Nothing is written.*
+2. Append what is refused to the quarantine. *The batch comes again; its rows are known by their coordinates,
+   which the quarantine's own rows tell at the next start, and are not appended again.*
+3. Append what is accepted to the changelog, with the next offset of every partition in the very same
+   commit (``userMetadata``). *The batch is done: the next start goes on from those offsets.*
+
+So the position is in the table and nowhere else. Spark wants a checkpoint folder; each start gets a new,
+empty one, which makes "the checkpoint was lost" the way that every start goes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import threading
+import time
+import uuid
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from jobs.lake import create_stream
+from jobs.parse import accepted, parse, refused
+from jobs.rules import rule_of
+from statehouse import kafka
+from statehouse.config import Config, Stream
+from statehouse.errors import StatehouseError, TopicRecreated, first_line
+from statehouse.tables import metadata, table
+
+log = logging.getLogger("statehouse")
+BATCH = 1_000_000  # events a micro-batch at the most: bounds its memory when there is much to catch up on
+
+
+class Ingest:
+    """One stream's ingestion: holds the position in memory and moves it with each commit."""
+
+    def __init__(self, spark: SparkSession, config: Config, stream: Stream) -> None:
+        self.spark, self.config, self.stream = spark, config, stream
+        self.changelog = table(config, "changelog", stream.name)
+        self.quarantine = table(config, "quarantine", stream.name)
+        self.rules = [rule_of(spark, config, s) for s in config.stores_of(stream.name)]
+        self.busy = threading.Lock()
+        self.stopping = threading.Event()
+        create_stream(spark, config, stream)
+        self._restore()
+
+    def _restore(self) -> None:
+        """Read the position from the changelog, and how far the quarantine is ahead of it."""
+        kept = metadata(self.changelog, "offsets")
+        if kept is None:  # the log is cleaned of old commits after a month: then the rows themselves tell
+            rows = self._ends(self.changelog, "_partition", "_offset", f"_topic = '{self.stream.topic}'")
+            kept = {"offsets": {str(p): o for p, o in rows.items()}}
+        self.offsets = {int(p): o for p, o in kept["offsets"].items()}
+        self.events, self.refused = kept.get("events", 0), kept.get("quarantined", 0)
+        self.quarantined_to = self._ends(self.quarantine, "partition", "offset", f"topic = '{self.stream.topic}'")
+
+    def _ends(self, path: str, partition: str, offset: str, where: str) -> dict[int, int]:
+        rows = self.spark.read.format("delta").load(path).where(where).groupBy(partition).agg(F.max(offset)).collect()
+        return {p: o + 1 for p, o in rows}
+
+    def starting_offsets(self, partitions: list[int]) -> str:
+        """Spark's ``startingOffsets``: the position, and the earliest of a partition that is new."""
+        return json.dumps({self.stream.topic: {str(p): self.offsets.get(p, -2) for p in partitions}})
+
+    def check_topic(self) -> None:
+        """Say what Kafka no longer has; refuse a topic that was made anew, whose coordinates would lie."""
+        for partition, (low, high) in kafka.end_offsets(self.config.kafka, self.stream.topic, timeout=10).items():
+            position = self.offsets.get(partition, 0)
+            if position > high:
+                raise TopicRecreated(
+                    f"stream {self.stream.name}: {self.stream.topic}/{partition} ends at {high}, the changelog has it to "
+                    f"{position}: the topic was deleted and made again. Give the stream a new name, or another topic"
+                )
+            if position < low:
+                lost = low - position
+                log.warning(f"{self.stream.name}: Kafka has deleted up to {lost} events of partition {partition} before they were read")
+
+    def batch(self, records: DataFrame, _batch_id: int = 0) -> None:
+        """Commit one batch: the three steps above. Called by Spark's ``foreachBatch``, and by tests."""
+        with self.busy:
+            if self.stopping.is_set():
+                return
+            started = time.monotonic()
+            session = records.sparkSession
+            session.conf.set("spark.sql.shuffle.partitions", "2")
+            known = " OR ".join(f"(partition = {p} AND offset < {o})" for p, o in self.offsets.items())
+            parsed = parse(records.where(f"NOT ({known})") if known else records, self.stream, self.rules).persist()
+            try:
+                counts = (
+                    parsed.groupBy("_partition")
+                    .agg(F.count("*"), F.count("_reason"), F.max("_offset"), F.max("_timestamp"))
+                    .collect()
+                )
+                if not counts:
+                    return
+                bad = sum(row[2] for row in counts)
+                if bad:
+                    self._append_refused(parsed)
+                self._append_accepted(parsed, counts, bad)
+            finally:
+                parsed.unpersist()
+        self.last_batch = sum(row[1] for row in counts), time.monotonic() - started
+
+    def _append_refused(self, parsed: DataFrame) -> None:
+        known = " OR ".join(f"(partition = {p} AND offset < {o})" for p, o in self.quarantined_to.items())
+        rows = refused(parsed).where(f"NOT ({known})") if known else refused(parsed)
+        rows.coalesce(1).write.format("delta").mode("append").save(self.quarantine)
+
+    def _append_accepted(self, parsed: DataFrame, counts: list[Any], bad: int) -> None:
+        offsets = {**self.offsets, **{row[0]: row[3] + 1 for row in counts}}
+        events = self.events + sum(row[1] for row in counts) - bad
+        kept = {"offsets": {str(p): o for p, o in sorted(offsets.items())}, "events": events, "quarantined": self.refused + bad}
+        rows = accepted(parsed, self.stream)
+        # The txn makes a commit of a batch with nothing but refused events, and a conflict of a second writer.
+        done = {"txnAppId": "ingest", "txnVersion": str(events + self.refused + bad), "userMetadata": json.dumps(kept)}
+        rows.write.format("delta").mode("append").options(**done).save(self.changelog)
+        self.offsets, self.events, self.refused = offsets, events, self.refused + bad
+
+    def start(self, once: bool = False) -> Any:
+        """Start the streaming query from the position; ``once``: what is there now, then it ends."""
+        partitions = kafka.partitions(self.config.kafka, self.stream.topic)
+        self._restore()
+        self.check_topic()
+        folder = f"{self.config.root}/_checkpoints/{self.stream.name}"
+        if "://" not in folder:
+            shutil.rmtree(folder, ignore_errors=True)
+        reader = (
+            self.spark.readStream.format("kafka")
+            .options(**{f"kafka.{k}": v for k, v in kafka.java(self.config.kafka).items()})
+            .option("subscribe", self.stream.topic)
+            .option("includeHeaders", True)
+            .option("startingOffsets", self.starting_offsets(partitions))
+            .option("maxOffsetsPerTrigger", BATCH)
+            .option("failOnDataLoss", False)  # what Kafka has deleted is said in check_topic; the rest goes on
+        )
+        writer = (
+            reader.load()
+            .writeStream.queryName(f"ingest {self.stream.name}")
+            .foreachBatch(self.batch)
+            .option("checkpointLocation", f"{folder}/{uuid.uuid4()}")
+        )
+        return (writer.trigger(availableNow=True) if once else writer).start()
+
+    def stop(self, query: Any) -> None:
+        """Let the batch in hand finish, then stop the query; a batch that begins meanwhile does nothing."""
+        self.stopping.set()
+        with self.busy:
+            pass
+        query.stop()
+
+    def run(self, once: bool = False) -> None:
+        """Ingest until stopped (or once), through what Kafka does meanwhile: away, back, slow.
+
+        ``once`` gives Kafka 30 seconds to answer; without it there is no limit.
+        """
+        patience = 30.0 if once else float("inf")
+        failures = 0
+        while not self.stopping.is_set():
+            try:
+                kafka.await_topic(self.config.kafka, self.stream.topic, self.stopping.is_set, log.warning, patience)
+                query = self.start(once)
+            except TopicRecreated:
+                raise
+            except StatehouseError as error:
+                if once or self.stopping.is_set():
+                    raise
+                log.warning(f"{self.stream.name}: {error}; trying again")
+                self.stopping.wait(1)
+                continue
+            before = dict(self.offsets)
+            while query.isActive and not self.stopping.is_set():
+                query.awaitTermination(1) if once else self.stopping.wait(0.2)
+            if self.stopping.is_set():
+                return self.stop(query)
+            error = query.exception()
+            if error is None:
+                return None
+            failures = 0 if self.offsets != before else failures + 1
+            if once and failures >= 3:
+                raise StatehouseError(f"stream {self.stream.name}: {first_line(error)}")
+            log.warning(f"{self.stream.name}: {first_line(error)}; going on from the changelog's offsets")
+            self.stopping.wait(min(2**failures, 30))
+        return None

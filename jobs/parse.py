@@ -1,0 +1,179 @@
+"""Kafka's records as rows of the changelog, or the reason why one is refused. Nothing here reads or writes.
+
+A payload is refused when it is not a JSON object of the stream's schema; a control event (see
+:mod:`statehouse.kafka` for its headers) when its operation, store, key or value is not one. What Spark's JSON
+reader lets pass is taken: a number for a STRING is its text, fields outside the schema are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from jobs.lake import EVENT_COLUMNS
+from statehouse.config import Column, Stream
+from statehouse.fold import Rule, literal, quoted
+from statehouse.kafka import OP_HEADER, STORE_HEADER
+
+CORRUPT = "_corrupt"
+LEAST, GREATEST = "TIMESTAMP '0001-01-01 00:00:00'", "TIMESTAMP '9999-12-31 23:59:59.999999'"
+
+
+def _field(name: str) -> str:
+    return f"_json.{quoted(name)}"
+
+
+def _json_path(name: str) -> str:
+    return "$['" + name.replace("'", "\\'") + "']"
+
+
+def _report_reason(stream: Stream) -> str:
+    """SQL: why a report is refused, or null. The later branches are only for what the JSON reader refused."""
+    found = [
+        f"CASE WHEN {_field(c.name)} IS NULL AND get_json_object(_text, {literal(_json_path(c.name))}) IS NOT NULL "
+        f"THEN concat({literal(f'{c.name}: found ')}, left(get_json_object(_text, {literal(_json_path(c.name))}), 100), "
+        f"{literal(f', expected {c.type}')}) END"
+        for c in stream.columns
+    ]
+    wrong = f"concat_ws('; ', {', '.join(found)})"
+    branches = [
+        ("_text IS NULL", "'not UTF-8'"),
+        ("NOT startswith(ltrim(_text), '{')", "concat('not a JSON object: found ', left(_text, 40))"),
+        (f"_json.{CORRUPT} IS NOT NULL", f"coalesce(nullif({wrong}, ''), 'not JSON')"),
+        (r"NOT _text RLIKE '\\}\\s*$'", "'not JSON: found more after the object'"),
+        # Two objects in a row: the reader takes the first. The cheap test goes first; inside a string it may be right.
+        (
+            r"_text RLIKE '\\}\\s*\\{' AND from_json(concat('[', _text, ']'), 'ARRAY<STRUCT<x: STRING>>') IS NULL",
+            "'not JSON: found more after the object'",
+        ),
+    ]
+    branches += [
+        (f"{_field(c.name)} IS NULL", literal(f"{c.name}: found nothing, expected {c.type} NOT NULL"))
+        for c in stream.columns
+        if c.required
+    ]
+    branches += [
+        (
+            f"CAST({_field(c.name)} AS TIMESTAMP) NOT BETWEEN {LEAST} AND {GREATEST}",
+            literal(f"{c.name}: found a time outside the years 1 to 9999"),
+        )
+        for c in _times(stream.columns)
+    ]
+    if stream.time_columns:
+        given = " OR ".join(f"{_field(c)} IS NOT NULL" for c in stream.time_columns)
+        branches += [
+            (f"({given}) AND _time IS NULL", literal(f"found no time in {stream.time}")),
+            (f"_time NOT BETWEEN {LEAST} AND {GREATEST}", "'found an event time outside the years 1 to 9999'"),
+        ]
+    return _case(branches)
+
+
+def _control_reason(stream: Stream, rules: Iterable[Rule]) -> str:
+    """SQL: why a set or purge is refused, or null."""
+    rules = list(rules)
+    names = ", ".join(literal(r.store.name) for r in rules) or "''"
+    expected = ", ".join(r.store.name for r in rules) or "none: this stream has no stores"
+    branches = [
+        ("_op NOT IN ('set', 'purge')", f"concat({literal(OP_HEADER)}, ': found ', _op, ', expected set or purge')"),
+        ("_key IS NULL", "concat('a ', _op, ' without a key in UTF-8')"),
+        (
+            f"_store NOT IN ({names})",
+            f"concat({literal(STORE_HEADER)}, ': found ', _store, {literal(f', expected one of {expected}')})",
+        ),
+        ("_op = 'set' AND _store IS NULL", literal(f"a set without the header {STORE_HEADER}")),
+        (
+            "_op = 'set' AND (_text IS NULL OR json_object_keys(_text) IS NULL"
+            " OR NOT array_contains(json_object_keys(_text), 'value'))",
+            '\'a set whose payload is not a JSON object such as {"value": 1, "agent": "a"}\'',
+        ),
+    ]
+    for rule in rules:
+        mine = f"_store = {literal(rule.store.name)}"
+        missing = " OR ".join(f"({k}) IS NULL" for k in rule.control_keys())
+        kinds = literal(f", expected a key of {rule.store.name}: {'/'.join(rule.key_types)}")
+        branches.append((f"{mine} AND ({missing})", f"concat('found the key ', left(_key, 100), {kinds})"))
+        value = literal(f", expected {rule.event_type}")
+        branches.append(
+            (
+                f"{mine} AND _op = 'set' AND _value IS NOT NULL AND ({rule.set_value()}) IS NULL",
+                f"concat('value: found ', left(_value, 100), {value})",
+            )
+        )
+        if rule.store.reducer.additive:
+            reason = literal(f"a set of null, expected a value: to clear a key of {rule.store.name}, purge it")
+            branches.append((f"{mine} AND _op = 'set' AND _value IS NULL", reason))
+    return _case(branches)
+
+
+def _case(branches: list[tuple[str, str]]) -> str:
+    return "CASE " + " ".join(f"WHEN {test} THEN {reason}" for test, reason in branches) + " END"
+
+
+def _times(columns: Iterable[Column]) -> list[Column]:
+    return [c for c in columns if c.type.upper() in ("TIMESTAMP", "DATE", "TIMESTAMP_NTZ")]
+
+
+def _header(name: str) -> str:
+    """SQL: the last header of a name, as text; null where there is none."""
+    return f"CAST(element_at(filter(headers, h -> h.key = {literal(name)}), -1).value AS STRING)"
+
+
+def parse(records: DataFrame, stream: Stream, rules: Iterable[Rule]) -> DataFrame:
+    """Kafka's records (with headers) as the changelog's columns, ``_reason`` (null: accepted) and, for the
+    quarantine, ``_text``, ``_bytes``, ``_headers`` and ``_timestamp``."""
+    schema = ", ".join([*(f"{quoted(c.name)} {c.type}" for c in stream.columns), f"{CORRUPT} STRING"])
+    options = f"map('mode', 'PERMISSIVE', 'columnNameOfCorruptRecord', '{CORRUPT}', 'allowSingleQuotes', 'false')"
+    payload = [f"_json.{quoted(c.name)} AS {quoted(c.name)}" for c in stream.columns]
+    return (
+        records.selectExpr(
+            "topic AS _topic",
+            "partition AS _partition",
+            "offset AS _offset",
+            "timestamp AS _timestamp",
+            "headers AS _headers",
+            "value AS _bytes",
+            "try_validate_utf8(CAST(key AS STRING)) AS _key",
+            "try_validate_utf8(CAST(value AS STRING)) AS _text",
+            f"coalesce({_header(OP_HEADER)}, CASE WHEN value IS NULL THEN 'purge' ELSE 'report' END) AS _op",
+            f"{_header(STORE_HEADER)} AS _store",
+        )
+        # A report is what has no operation; it may be a header that says so too.
+        .withColumn("_store", F.expr("CASE WHEN _op <> 'report' THEN _store END"))
+        .withColumn("_json", F.expr(f"CASE WHEN _op = 'report' THEN from_json(_text, {literal(schema)}, {options}) END"))
+        .withColumn("_agent", F.expr("CASE WHEN _op = 'set' THEN get_json_object(_text, '$.agent') END"))
+        .withColumn("_value", F.expr("CASE WHEN _op = 'set' THEN get_json_object(_text, '$.value') END"))
+        .selectExpr("*", *payload)
+        .withColumn("_time", F.expr(f"CASE WHEN _op = 'report' THEN CAST({stream.time or 'NULL'} AS TIMESTAMP) END"))
+        .withColumn(
+            "_reason",
+            F.expr(f"CASE WHEN _op = 'report' THEN {_report_reason(stream)} ELSE {_control_reason(stream, rules)} END"),
+        )
+        .withColumn("_event_time", F.expr("coalesce(_time, _timestamp)"))
+        .withColumn("_log_time", F.current_timestamp())
+        .withColumn("_payload", F.expr("_text" if stream.keep_payload else "CAST(NULL AS STRING)"))
+        .select(*(quoted(c.name) for c in stream.columns), *EVENT_COLUMNS, "_reason", "_text", "_bytes", "_headers", "_timestamp")
+    )
+
+
+def accepted(parsed: DataFrame, stream: Stream) -> DataFrame:
+    """The rows for the changelog."""
+    rows = parsed.where("_reason IS NULL")
+    return rows.select(*(quoted(c.name) for c in stream.columns), *EVENT_COLUMNS)
+
+
+def refused(parsed: DataFrame) -> DataFrame:
+    """The rows for the quarantine: nothing of the record is lost."""
+    return parsed.where("_reason IS NOT NULL").selectExpr(
+        "_topic AS topic",
+        "_partition AS partition",
+        "_offset AS offset",
+        "_timestamp AS timestamp",
+        "_key AS key",
+        "_text AS payload",
+        "CASE WHEN _text IS NULL THEN _bytes END AS payload_bytes",
+        "_headers AS headers",
+        "_reason AS reason",
+        "_log_time AS log_time",
+    )

@@ -1,0 +1,93 @@
+"""The Spark session that every job runs in, and the lock that keeps a lake to one writer a job."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from statehouse.config import Config
+from statehouse.errors import LakeBusy
+
+DEFAULTS = "spark-defaults.conf"
+
+
+def defaults() -> dict[str, str]:
+    """The settings of ``spark-defaults.conf``: the working directory's, else the one beside the ``jobs`` folder."""
+    here = Path(DEFAULTS)
+    file = here if here.is_file() else Path(__file__).parents[1] / DEFAULTS
+    lines = (line.strip() for line in file.read_text().splitlines())
+    return dict(line.split(None, 1) for line in lines if line and not line.startswith("#"))  # type: ignore[misc]
+
+
+def session(app: str, log: Path | None = None, **settings: str) -> SparkSession:
+    """The running session, or a new local one with :func:`defaults` and ``settings`` on top.
+
+    Under ``spark-submit`` and on Databricks there is a master already: it is kept, and so is what was set there.
+    ``log`` is where the noise of Spark and of its JVM goes.
+    """
+    if active := SparkSession.getActiveSession():
+        return active
+    made: dict[str, Any] = {**defaults(), **settings}
+    if "SPARK_ENV_LOADED" not in os.environ and "PYSPARK_GATEWAY_PORT" not in os.environ:
+        made.setdefault("spark.master", f"local[{os.cpu_count()}]")
+    builder = SparkSession.builder.appName(app)
+    for name, value in made.items():
+        builder = builder.config(name, value)
+    if log is None:
+        return builder.getOrCreate()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with _redirected(log):  # the JVM is started here and keeps these as its own stdout and stderr
+        return builder.getOrCreate()
+
+
+class _redirected:
+    """File descriptors 1 and 2 point at a file, for what a child process inherits."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __enter__(self) -> None:
+        self.saved = os.dup(1), os.dup(2)
+        target = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(target, 1)
+        os.dup2(target, 2)
+        os.close(target)
+
+    def __exit__(self, *_: object) -> None:
+        for saved, own in zip(self.saved, (1, 2), strict=True):
+            os.dup2(saved, own)
+            os.close(saved)
+
+
+def fresh(spark: SparkSession) -> SparkSession:
+    """A session of its own, so that its settings are no one else's (``txnAppId`` must never leak)."""
+    return spark.newSession()
+
+
+def lock(spark: SparkSession, config: Config, name: str, patience: float = 20.0) -> Any:
+    """Hold the lake's lock ``name`` until the JVM ends; wait ``patience`` seconds for another holder, then LakeBusy.
+
+    The JVM holds it and not Python: after a ``kill -9`` of Python the JVM may still be finishing a commit, and
+    a successor must not read the position before that. Only on a file system; an object store has no locks, and
+    there one writer a lake is the operator's duty.
+    """
+    if "://" in config.root:
+        return None
+    file = Path(config.root) / "_locks" / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    java: Any = spark._jvm.java.io.RandomAccessFile(str(file), "rw")  # type: ignore[union-attr]
+    channel, until = java.getChannel(), time.monotonic() + patience
+    while True:
+        try:
+            if (held := channel.tryLock()) is not None:
+                return held
+        except Exception as error:  # this very JVM holds it
+            raise LakeBusy(f"{config.root}: '{name}' runs twice in one process") from error
+        if time.monotonic() > until:
+            java.close()
+            raise LakeBusy(f"{config.root}: another process runs '{name}' on this lake; one writer a table: stop it first")
+        time.sleep(0.2)

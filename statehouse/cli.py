@@ -1,0 +1,150 @@
+"""The ``statehouse`` command: the one place that knows both halves, and imports each only when asked for."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from statehouse import config as configuration
+from statehouse.errors import ConfigError, StatehouseError
+
+EXAMPLES = """examples:
+  statehouse check                       is statehouse.yaml right? names the line that is not
+  statehouse run                         ingest and merge until Ctrl-C
+  statehouse run --once                  what is there now, merged; for schedulers
+  statehouse serve --port 8080           the API: http://127.0.0.1:8080/
+  statehouse status                      positions, lags, counts
+
+Any scalar of the file can be given by the environment: STATEHOUSE_ROOT, STATEHOUSE_KAFKA__BOOTSTRAP_SERVERS."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line; every subcommand takes ``-c``."""
+    main = argparse.ArgumentParser(
+        prog="statehouse",
+        description="The current state of millions of keys from streams of events, as Delta tables.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, help: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=help, description=help)
+        added.add_argument("-c", "--config", metavar="FILE", help="default: $STATEHOUSE_CONFIG, else statehouse.yaml here")
+        return added
+
+    command("check", "validate the file, against Spark SQL and DuckDB both; exit 2 when it is wrong")
+    for name, help in {
+        "run": "all jobs in one Spark application, until stopped",
+        "ingest": "Kafka → changelog and quarantine",
+        "merge": "changelog → state tables",
+    }.items():
+        job = command(name, help)
+        job.add_argument("--once", action="store_true", help="what is there now, then exit 0")
+    serve = command("serve", "the API")
+    serve.add_argument("--host", default="127.0.0.1")
+    serve.add_argument("--port", type=int, default=8080)
+    serve.add_argument("--workers", type=int, default=1)
+    broker = commands.add_parser("broker", help="the embedded single-node Kafka", description="the embedded single-node Kafka")
+    broker.add_argument("--dir", default="./kafka", help="where its data is kept (default: ./kafka)")
+    broker.add_argument("--port", type=int, default=9092, help="0: any free one")
+    status = command("status", "positions, lags, quarantine counts, table sizes")
+    status.add_argument("--json", action="store_true", help="for scripts")
+    return main
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a subcommand; the exit code. 1: failed, 2: the file or the command line is wrong."""
+    arguments = parser().parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    logging.getLogger("statehouse").setLevel(logging.INFO)
+    for noisy in ("py4j", "DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    try:
+        return int({"check": _check, "serve": _serve, "broker": _broker, "status": _status}.get(arguments.command, _jobs)(arguments) or 0)
+    except StatehouseError as error:
+        print(f"statehouse: {error}" if not isinstance(error, ConfigError) else error, file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 0
+
+
+def _spark_log(config: configuration.Config) -> Path:
+    folder = Path(config.root) if "://" not in config.root else Path.cwd()
+    return folder / "_logs" / "spark.log"
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from api.check import check as duckdb_check
+    from jobs.rules import problems
+    from jobs.session import session
+
+    path = Path(arguments.config or os.environ.get("STATEHOUSE_CONFIG") or configuration.DEFAULT_FILE)
+    config = configuration.load(path)
+    print(f"{path}: asking Spark (a few seconds) ...", file=sys.stderr)
+    spark = session("statehouse check", _spark_log(config))
+    lines = configuration.lines_of(path)
+    wrong = problems(spark, config)
+    for where, message in wrong:
+        print(f"{path}:{configuration.line_of(lines, where)}: {'.'.join(map(str, where))}: {message}", file=sys.stderr)
+    if wrong:
+        return 2
+    for where, message in duckdb_check(config):
+        line = configuration.line_of(lines, where)
+        print(f"{path}:{line}: note: {'.'.join(map(str, where))}: {message}; served at the MERGE's freshness", file=sys.stderr)
+    print(f"{path}: {len(config.streams)} streams, {len(config.stores)} stores: all right")
+    return 0
+
+
+def _jobs(arguments: argparse.Namespace) -> None:
+    config = configuration.load(arguments.config)
+    from jobs.run import Jobs
+
+    parts = ("ingest", "merge") if arguments.command == "run" else (arguments.command,)
+    jobs = Jobs(config, parts, _spark_log(config))
+    for name in (signal.SIGTERM, signal.SIGINT):  # after Spark's own handler, which would tear down the batch in hand
+        signal.signal(name, lambda *_: (logging.getLogger("statehouse").info("stopping: finishing what is in hand"), jobs.stop()))
+    jobs.run(arguments.once)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from api.server import serve
+
+    return serve(configuration.load(arguments.config), arguments.host, arguments.port, arguments.workers)
+
+
+def _broker(arguments: argparse.Namespace) -> int:
+    from demo.broker import serve
+
+    return serve(Path(arguments.dir), arguments.port)
+
+
+def _status(arguments: argparse.Namespace) -> None:
+    from statehouse.status import store_status, stream_status
+
+    config = configuration.load(arguments.config)
+    streams = [stream_status(config, n) for n in config.streams]
+    stores = [store_status(config, n) for n in config.stores]
+    if arguments.json:
+        print(json.dumps({"streams": streams, "stores": stores}, indent=2))
+        return
+    _table(("stream", "topic", "events", "quarantined", "version", "behind", "bytes"), streams)
+    print()
+    _table(("store", "reduce", "keys", "position", "head", "lag_ms", "unkeyed", "version", "bytes"), stores)
+
+
+def _table(columns: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
+    cells = [columns, *(tuple("-" if r[c] is None else str(r[c]) for c in columns) for r in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
+    for row in cells:
+        print("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

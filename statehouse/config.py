@@ -1,0 +1,314 @@
+"""``statehouse.yaml``: what a user writes, read and validated; errors name the line.
+
+Nothing here evaluates an expression: that is done by the engines that will run it
+(:mod:`jobs.check` for Spark, :mod:`api.check` for DuckDB).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+import sqlglot
+import yaml
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from sqlglot import exp
+
+from statehouse.errors import ConfigError
+from statehouse.reducers import REDUCERS, Reducer, parse_reduce
+
+DEFAULT_FILE = "statehouse.yaml"
+UNITS = {"millisecond": 1, "second": 1000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000, "week": 604_800_000}
+
+
+def milliseconds(text: Any) -> int:
+    """A duration such as ``5 seconds`` or ``1.5 hours``, in milliseconds; ValueError for anything else."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", str(text).lower())
+    if not found or found[2] not in UNITS:
+        raise ValueError(f"found {text!r}, expected a duration such as '5 seconds', '1 hour' or '7 days'")
+    return int(float(found[1]) * UNITS[found[2]])
+
+
+def _name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", text):
+        raise ValueError(f"found the name {text!r}, expected a letter, then letters, digits or '_'")
+    return text
+
+
+def _one_line(error: Exception) -> str:
+    """The first line of an sqlglot error without its terminal colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()[0].rstrip(".")
+
+
+def parse_expression(text: str) -> exp.Expression:
+    """A Spark SQL expression as sqlglot's tree; ValueError when it is not one."""
+    try:
+        return sqlglot.parse_one(text, dialect="spark")
+    except sqlglot.errors.SqlglotError as error:
+        raise ValueError(f"found {text!r}, expected a Spark SQL expression: {_one_line(error)}") from None
+
+
+def _expression(text: Any) -> str:
+    if isinstance(text, (list, dict)) or text is None:
+        raise ValueError(f"found {text!r}, expected a Spark SQL expression")
+    parse_expression(str(text))
+    return str(text)
+
+
+def _key(found: Any) -> Any:
+    if found in ("", [], None):
+        raise ValueError(f"found {found!r}, expected an expression, or a list of columns or 'expression AS name'")
+    return [_expression(part) for part in found] if isinstance(found, list) else _expression(found)
+
+
+Duration = Annotated[int, BeforeValidator(milliseconds)]
+Expression = Annotated[str, BeforeValidator(_expression)]
+Name = Annotated[str, AfterValidator(_name)]
+
+
+class Column(BaseModel):
+    """A column of a stream's payload: ``type`` in Spark's DDL, ``required`` when declared NOT NULL."""
+
+    name: str
+    type: str
+    required: bool = False
+
+
+def parse_schema(ddl: str) -> list[Column]:
+    """The columns of a Spark DDL such as ``key STRING NOT NULL, ts TIMESTAMP``; ValueError when it is not one."""
+    try:
+        table = sqlglot.parse_one(f"CREATE TABLE t ({ddl})", dialect="spark")
+        definitions = list(table.this.expressions)
+    except (sqlglot.errors.SqlglotError, AttributeError) as error:
+        raise ValueError(f"found {ddl!r}, expected a DDL such as 'key STRING, ts TIMESTAMP': {_one_line(error)}") from None
+    columns = []
+    for found in definitions:
+        if not isinstance(found, exp.ColumnDef) or found.kind is None:
+            raise ValueError(f"found {found.sql('spark')!r} in the schema, expected 'name TYPE'")
+        if found.name.startswith("_"):
+            raise ValueError(f"found the column {found.name!r}: names that begin with '_' are the system's own")
+        required = any(isinstance(c.kind, exp.NotNullColumnConstraint) for c in found.constraints)
+        columns.append(Column(name=found.name, type=found.kind.sql("spark"), required=required))
+    names = [c.name.lower() for c in columns]
+    if twice := {n for n in names if names.count(n) > 1}:
+        raise ValueError(f"found the column {sorted(twice)[0]!r} twice (Spark does not tell cases apart)")
+    return columns
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, ignored_types=(cached_property,))
+
+
+class Stream(_Model):
+    """A topic and the shape of its JSON payload."""
+
+    name: str = ""
+    topic: str = Field(min_length=1, max_length=249, pattern=r"^[A-Za-z0-9._-]+$")
+    schema_: Annotated[str, AfterValidator(lambda s: parse_schema(s) and s)] = Field(alias="schema")
+    time: Expression | None = None
+    keep_payload: bool = False
+
+    @cached_property
+    def columns(self) -> list[Column]:
+        """The payload's columns, in the file's order."""
+        return parse_schema(self.schema_)
+
+    @cached_property
+    def time_columns(self) -> list[str]:
+        """The columns that the event time is made of."""
+        return sorted({c.name for c in parse_expression(self.time).find_all(exp.Column)}) if self.time else []
+
+
+class Key(BaseModel):
+    """One column of a store's key: its name in the state table, and the expression that makes it."""
+
+    name: str
+    expression: str
+
+
+class Store(_Model):
+    """A state: the events of a stream, by key, reduced to a row each."""
+
+    name: str = ""
+    stream: str
+    key: Annotated[str | list[str], BeforeValidator(_key)]
+    agent: Expression | None = None
+    where: Expression | None = None
+    value: Expression | None = None
+    reduce: str
+
+    @cached_property
+    def keys(self) -> list[Key]:
+        """The key's columns: one named ``key``, or a composite key's own."""
+        if isinstance(self.key, str):
+            return [Key(name="key", expression=parse_expression(self.key).unalias().sql("spark"))]
+        trees = [parse_expression(part) for part in self.key]
+        return [Key(name=tree.alias_or_name, expression=tree.unalias().sql("spark")) for tree in trees]
+
+    @property
+    def composite(self) -> bool:
+        """Whether the key was written as a list, so that its parts are separated by '/' in text."""
+        return not isinstance(self.key, str)
+
+    @cached_property
+    def reducer(self) -> Reducer:
+        """The registry's entry that this store names."""
+        return REDUCERS[parse_reduce(self.reduce)[0]]
+
+    @cached_property
+    def arguments(self) -> list[str]:
+        """The reducer's arguments, as text."""
+        return parse_reduce(self.reduce)[1]
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """What the state is a function of: kept with the table, so that a changed rule is noticed."""
+        names = ("stream", "key", "agent", "where", "value", "reduce")
+        return {n: getattr(self, n) for n in names if getattr(self, n) is not None}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Store:
+        name, arguments = parse_reduce(self.reduce)
+        if name not in REDUCERS:
+            raise ValueError(f"found reduce: {self.reduce!r}, expected one of {', '.join(sorted(REDUCERS))}")
+        reducer = REDUCERS[name]
+        if len(arguments) != len(reducer.arguments):
+            usage = f"{name}({', '.join(reducer.arguments)})" if reducer.arguments else name
+            raise ValueError(f"found reduce: {self.reduce!r}, expected {usage}")
+        if reducer.per_agent and self.agent is None:
+            raise ValueError(f"found no 'agent', expected one: {name} is over each agent's latest report")
+        if self.value is None and not reducer.value_optional:
+            raise ValueError(f"found no 'value', expected an expression: {name} reduces values")
+        names = [k.name for k in self.keys]
+        if "" in names:
+            raise ValueError(f"found the key part {self.key[names.index('')]!r}, expected a column or 'expression AS name'")
+        taken = {"value", "event_time", "changed_at", "reset", *reducer.columns}
+        for key in names:
+            if key in taken or key.startswith("_") or names.count(key) > 1:
+                raise ValueError(f"found a key part named {key!r}, expected a name of its own: write 'expression AS name'")
+        return self
+
+
+class Config(_Model):
+    """The whole file."""
+
+    root: str = "./lake"
+    kafka: dict[str, Any] = Field(default_factory=lambda: {"bootstrap.servers": "127.0.0.1:9092"})
+    streams: dict[Name, Stream] = Field(min_length=1)
+    stores: dict[Name, Store] = Field(default_factory=dict)
+    merge_every: Duration = 5000
+    tombstones: Duration = 7 * UNITS["day"]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names(cls, data: Any) -> Any:
+        for section in ("streams", "stores"):
+            entries = data.get(section) if isinstance(data, dict) else None
+            if isinstance(entries, dict):
+                data[section] = {n: {**e, "name": n} if isinstance(e, dict) else e for n, e in entries.items()}
+        return data
+
+    def stores_of(self, stream: str) -> list[Store]:
+        """The stores that a stream feeds, in the file's order."""
+        return [s for s in self.stores.values() if s.stream == stream]
+
+
+def _nodes(node: yaml.Node, path: tuple = ()) -> Iterator[tuple[tuple, int]]:
+    """Every path of a YAML document with the line that it stands on."""
+    yield path, node.start_mark.line + 1
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield (*path, key.value), key.start_mark.line + 1
+            # The children's own lines; the key's line stays that of the path itself.
+            yield from (n for n in _nodes(value, (*path, key.value)) if n[0] != (*path, key.value))
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            yield from _nodes(value, (*path, index))
+
+
+def _override(data: Any, environ: Mapping[str, str]) -> None:
+    """Put ``STATEHOUSE_ROOT``, ``STATEHOUSE_KAFKA__BOOTSTRAP_SERVERS``, … in place of the file's scalars."""
+    for variable, value in environ.items():
+        if not variable.startswith("STATEHOUSE_") or variable == "STATEHOUSE_CONFIG":
+            continue
+        *parents, leaf = variable.removeprefix("STATEHOUSE_").lower().split("__")
+        at = data
+        for parent in parents:
+            at = next((v for k, v in at.items() if _flat(k) == parent), None) if isinstance(at, dict) else None
+        if not isinstance(at, dict):
+            continue
+        known = {_flat(n): n for n in (Config.model_fields if at is data else at)}
+        name = known.get(leaf, leaf)
+        if at is data and leaf not in known or isinstance(at.get(name), (dict, list)):
+            continue  # other variables with this prefix are not ours; only scalars can be overridden
+        at[name] = str(Path(value).absolute()) if name == "root" and "://" not in value else yaml.safe_load(value)
+
+
+def _flat(name: Any) -> str:
+    return re.sub(r"[^a-z0-9]", "_", str(name).lower())
+
+
+def load(file: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> Config:
+    """Read and validate the file (default: ``$STATEHOUSE_CONFIG``, else ``statehouse.yaml`` here).
+
+    A relative ``root`` is relative to the file, so that a scheduler's working directory does not matter.
+    Raises :class:`ConfigError` with a line for each thing that is wrong: file, line, found, expected.
+    """
+    path = Path(file or environ.get("STATEHOUSE_CONFIG") or DEFAULT_FILE)
+    try:
+        text = path.read_text(encoding="utf-8")
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = yaml.safe_load(text)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}: expected a statehouse.yaml (see README.md)") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: found bytes that are not UTF-8, expected a YAML file") from None
+    except yaml.YAMLError as error:
+        line = getattr(getattr(error, "problem_mark", None), "line", 0) + 1
+        raise ConfigError(f"{path}:{line}: not YAML: {getattr(error, 'problem', error)}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}:1: found {type(data).__name__}, expected root, kafka, streams and stores")
+    lines = dict(_nodes(node))
+    _override(data, environ)
+    try:
+        config = Config.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_complaint(path, lines, e) for e in error.errors())) from None
+    for store in config.stores.values():
+        if store.stream not in config.streams:
+            line = line_of(lines, ("stores", store.name, "stream"))
+            names = ", ".join(config.streams)
+            raise ConfigError(f"{path}:{line}: stores.{store.name}: found stream {store.stream!r}, expected one of {names}")
+    if "://" not in config.root:
+        config = config.model_copy(update={"root": str((path.parent / config.root).absolute())})
+    return config
+
+
+def line_of(lines: Mapping[tuple, int], path: tuple) -> int:
+    """The line of a path, or of the nearest parent that stands in the file."""
+    while path and path not in lines:
+        path = path[:-1]
+    return lines.get(path, 1)
+
+
+def lines_of(file: str | Path) -> dict[tuple, int]:
+    """The line of every path of a YAML file, such as ``("stores", "rewards", "value")``."""
+    return dict(_nodes(yaml.compose(Path(file).read_text(encoding="utf-8"), Loader=yaml.SafeLoader)))
+
+
+def _complaint(path: Path, lines: Mapping[tuple, int], error: Mapping[str, Any]) -> str:
+    where = tuple(p for p in error["loc"] if p != "[key]" and not str(p).startswith(("function-", "list[", "constrained-")))
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        model: Any = {"streams": Stream, "stores": Store}.get(str(where[0]) if len(where) > 1 else "", Config)
+        known = sorted({f.alias or n for n, f in model.model_fields.items() if n != "name"})
+        message = f"found {where[-1]!r}, expected one of {', '.join(known)}"
+    elif error["type"] == "missing":
+        message = f"found no {where[-1]!r}, expected one"
+    elif "found" not in message:
+        message = f"found {error['input']!r}: {message}"
+    return f"{path}:{line_of(lines, where)}: {'.'.join(map(str, where))}: {message}"

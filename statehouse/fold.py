@@ -1,0 +1,208 @@
+"""The one fold, as Spark SQL text: events to rows, rows with rows. Spark runs it as it is, DuckDB transpiled.
+
+A store's :class:`Rule` makes three queries, over relations that the caller names:
+
+1. ``project``: changelog rows → the store's events: its key columns, ``_order``, ``_event_time``, ``_agent``,
+   ``_value``, ``_reset``. An event whose key is null is not in the store.
+2. ``fold``: events → one row a key, of the reducer's own columns and ``reset``.
+3. ``combine``: those rows with the state's rows or, where there are none, the tombstones' → the new rows,
+   present or not. ``_conflict`` marks a key whose late reset falls between values that are added up already:
+   it has to be folded again from the whole changelog.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from statehouse.config import Store
+from statehouse.reducers import ORDER, ORDER_SQL
+
+SCALARS = ("STRING", "BOOLEAN", "TINYINT", "SMALLINT", "INT", "BIGINT", "FLOAT", "DOUBLE", "DATE", "TIMESTAMP", "DECIMAL")
+
+
+def quoted(name: str) -> str:
+    """A column's name as Spark SQL writes it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def literal(text: str) -> str:
+    """A string as a Spark SQL literal."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A store with the types that an engine found for its expressions (Spark DDL, such as ``BIGINT``)."""
+
+    store: Store
+    key_types: tuple[str, ...]
+    value_input: str  # the type of the `value` expression
+
+    @property
+    def event_type(self) -> str:
+        """The type of one event's value, and of what a set may give."""
+        reducer = self.store.reducer
+        return (reducer.event_type or reducer.result_type)(self.value_input)
+
+    @property
+    def value_type(self) -> str:
+        """The type of the state's ``value``."""
+        return self.store.reducer.result_type(self.value_input)
+
+    @property
+    def own(self) -> dict[str, str]:
+        """The reducer's own columns and their types; ``value`` is one of them where it is folded itself."""
+        columns = {n: self._fill(t) for n, t in self.store.reducer.columns.items()}
+        return {"value": self.value_type, **columns} if "value" in self.store.reducer.fold else columns
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """The key's columns and their types."""
+        return {k.name: t for k, t in zip(self.store.keys, self.key_types, strict=True)}
+
+    @property
+    def state_columns(self) -> dict[str, str]:
+        """The columns of ``state/<store>``."""
+        own = {n: t for n, t in self.own.items() if n != "value"}
+        times = {"event_time": "TIMESTAMP", "changed_at": "TIMESTAMP", "reset": ORDER}
+        return {**self.keys, "value": self.value_type, **own, **times}
+
+    @property
+    def tombstone_columns(self) -> dict[str, str]:
+        """The columns of ``tombstones/<store>``."""
+        memory = {n: self.own[n] for n in self.store.reducer.memory}
+        return {**self.keys, **memory, "reset": ORDER, "position": "BIGINT", "log_time": "TIMESTAMP"}
+
+    def _fill(self, text: str, side: str = "") -> str:
+        from statehouse.reducers import accumulator
+
+        parts = {
+            "{T}": self.value_input,
+            "{ACC}": accumulator(self.value_input),
+            "{V}": self.value_type,
+            "{s}": side,
+            **{"{%d}" % i: literal(a) for i, a in enumerate(self.store.arguments)},
+        }
+        for name, replacement in parts.items():
+            text = text.replace(name, replacement)
+        return text
+
+    def _key_list(self, table: str = "") -> str:
+        return ", ".join(f"{table}{quoted(k)}" for k in self.keys)
+
+    def control_keys(self) -> list[str]:
+        """The key's columns as a set or purge gives them: from Kafka's key as text. A composite key is its
+        parts, each percent-encoded, separated by '/'. Null where the text is not such a key."""
+        types = list(self.keys.values())
+        if not self.store.composite:
+            return [f"CAST(_key AS {types[0]})"]
+        split = "split(_key, '/')"
+        parts = (f"try_url_decode({split}[{i}])" for i in range(len(types)))
+        return [f"CASE WHEN size({split}) = {len(types)} THEN CAST({p} AS {t}) END" for p, t in zip(parts, types, strict=True)]
+
+    def set_value(self) -> str:
+        """The value that a set gives: JSON text in ``_value``, null where it is not of the store's type."""
+        kind = self.event_type.upper()
+        if not kind.startswith(SCALARS):
+            return f"from_json(_value, {literal(self.event_type)})"
+        if kind in ("TINYINT", "SMALLINT", "INT", "BIGINT"):  # a cast would cut 1.5 in one engine and round it in the other
+            return f"CASE WHEN _value RLIKE '^[-+]?[0-9]+$' THEN CAST(_value AS {kind}) END"
+        return f"CAST(_value AS {self.event_type})"
+
+    def project(self, changelog: str, unkeyed: bool = False) -> str:
+        """The store's events out of rows of the changelog; with ``unkeyed`` also those that have no key."""
+        store, reducer = self.store, self.store.reducer
+        keys = ",\n    ".join(
+            f"CASE WHEN _op = 'report' THEN CAST({k.expression} AS {t}) ELSE {control} END AS {quoted(k.name)}"
+            for k, t, control in zip(store.keys, self.key_types, self.control_keys(), strict=True)
+        )
+        value = reducer.event_value.replace("{value}", store.value or "TRUE")
+        agent = f"coalesce(CAST({store.agent} AS STRING), '')" if store.agent else "''"
+        resets = "_op = 'purge' OR (_op = 'set' AND _value IS NOT NULL)" if reducer.additive else "_op = 'purge'"
+        nulls = " OR ".join(f"{quoted(k)} IS NULL" for k in self.keys)
+        return f"""
+  SELECT {self._key_list()}, _order, _event_time, _agent, _value, ({resets}) AS _reset
+  FROM (SELECT
+    {keys},
+    {ORDER_SQL} AS _order, _event_time, _op,
+    CASE _op WHEN 'report' THEN {agent} WHEN 'set' THEN coalesce(_agent, 'api') END AS _agent,
+    CASE _op WHEN 'report' THEN CAST({value} AS {self.event_type}) WHEN 'set' THEN {self.set_value()} END AS _value
+    FROM {changelog}
+    WHERE (_op = 'report' AND ({store.where or "TRUE"}))
+       OR (_op <> 'report' AND (_store IS NULL OR _store = {literal(store.name)})))
+  WHERE {"TRUE" if unkeyed else f"NOT ({nulls})"}"""
+
+    def count(self, changelog: str) -> str:
+        """One row: the store's events, how many of them are resets, and how many more have no key."""
+        nulls = " OR ".join(f"{quoted(k)} IS NULL" for k in self.keys)
+        return f"""
+  SELECT count_if(NOT ({nulls})), count_if(_reset AND NOT ({nulls})), count_if({nulls})
+  FROM ({self.project(changelog, unkeyed=True)})"""
+
+    def fold(self, events: str, resets: bool = True) -> str:
+        """One row a key out of the store's events; ``resets=False`` promises that none of them is a reset."""
+        reducer = self.store.reducer
+        keys = self._key_list()
+        folds = ", ".join(f"{self._fill(e)} AS {quoted(c)}" for c, e in reducer.fold.items())
+        cut = "max(CASE WHEN _reset THEN _order END)"
+        if reducer.per_agent:
+            agents = f"""SELECT {keys}, _agent, max_by(_value, _order) AS _value, max(_event_time) AS _event_time,
+    max(_order) AS _order, {cut} AS _cut FROM {events} GROUP BY {keys}, _agent"""
+            pruned = ", ".join(f"{self._fill(reducer.prune[c], 'f')} AS {quoted(c)}" for c in self.own)
+            return f"""
+  SELECT {keys}, {pruned}, _reset AS reset
+  FROM (SELECT {keys}, {folds}, max(_cut) AS _reset FROM ({agents}) GROUP BY {keys}) AS f"""
+        if reducer.additive and resets:
+            events = f"""(SELECT e.* FROM {events} AS e LEFT JOIN
+    (SELECT {keys}, max(_order) AS _cut FROM {events} WHERE _reset GROUP BY {keys}) AS r USING ({keys})
+    WHERE r._cut IS NULL OR e._order >= r._cut)"""
+        return f"\n  SELECT {keys}, {folds}, {cut} AS reset FROM {events} GROUP BY {keys}"
+
+    def combine(self, rows: str, state: str, tombstones: str | None, again: bool = False) -> str:
+        """The new rows of the keys in ``rows``: the state's columns, ``_present``, ``_here`` (the state has the
+        key) and ``_conflict``. ``again``: ``rows`` are folded from the whole changelog and replace the state's."""
+        reducer, keys, own = self.store.reducer, self._key_list(), self.own
+        first = quoted(next(iter(self.keys)))
+
+        def older(column: str, kind: str) -> str:
+            remembered = f"t.{quoted(column)}" if tombstones and column in self.tombstone_columns else f"CAST(NULL AS {kind})"
+            if again:
+                return f"CAST(NULL AS {kind})"
+            return f"CASE WHEN s.{first} IS NOT NULL THEN s.{quoted(column)} ELSE {remembered} END"
+
+        def struct(make: dict[str, str]) -> str:
+            return "struct(" + ", ".join(f"{e} AS {quoted(c)}" for c, e in make.items()) + ")"
+
+        def pruned(side: str) -> str:
+            return struct({c: self._fill(reducer.prune.get(c, f"{side}.{quoted(c)}"), side) for c in own})
+
+        split = " OR ".join(f"coalesce({s}._first < _reset AND {s}._last >= _reset, FALSE)" for s in "ab")
+        combined = ", ".join(f"{self._fill(reducer.combine[c])} AS {quoted(c)}" for c in own)
+        results = {"value": self._fill(reducer.value), **{c: quoted(c) for c in own if c != "value"}}
+        joined = f"LEFT JOIN {self._latest_tombstones(tombstones)} AS t USING ({keys})" if tombstones and not again else ""
+        return f"""
+  SELECT {keys}, {", ".join(f"{e} AS {quoted(c)}" for c, e in results.items())},
+    {self._fill(reducer.event_time)} AS event_time,
+    CASE WHEN _here AND _old <=> {self._fill(reducer.value)} THEN _old_changed ELSE current_timestamp() END AS changed_at,
+    reset, coalesce({self._fill(reducer.present)}, FALSE) AS _present, _here, _conflict
+  FROM (SELECT {keys}, {combined}, _reset AS reset, _conflict, _old, _old_changed, _here
+    FROM (SELECT {keys}, {pruned("a")} AS a, {pruned("b")} AS b, _reset, _old, _old_changed, _here,
+        {split if reducer.additive else "FALSE"} AS _conflict
+      FROM (SELECT {self._key_list("n.")}, {struct({c: older(c, k) for c, k in own.items()})} AS a,
+          {struct({c: f"n.{quoted(c)}" for c in own})} AS b,
+          greatest({older("reset", ORDER)}, n.reset) AS _reset,
+          s.value AS _old, s.changed_at AS _old_changed, s.{first} IS NOT NULL AS _here
+        FROM {rows} AS n LEFT JOIN {state} AS s USING ({keys}) {joined})))"""
+
+    def _latest_tombstones(self, tombstones: str) -> str:
+        """A key's latest tombstone says all that the earlier ones did: each was made from the row before it."""
+        columns = [c for c in self.tombstone_columns if c not in self.keys and c not in ("position", "log_time")]
+        made = ", ".join(f"{quoted(c)} AS {quoted(c)}" for c in columns)
+        back = ", ".join(f"_t.{quoted(c)} AS {quoted(c)}" for c in columns)
+        return f"""(SELECT {self._key_list()}, {back} FROM (SELECT {self._key_list()},
+      max_by(struct({made}), position) AS _t FROM {tombstones} GROUP BY {self._key_list()}))"""
+
+    def remembered(self) -> str:
+        """The memory columns of a row that is absent now, as a select list for the tombstones."""
+        memory = {c: self._fill(e) for c, e in self.store.reducer.memory.items()}
+        return ", ".join([self._key_list(), *(f"{e} AS {quoted(c)}" for c, e in memory.items()), "reset"])

@@ -1,0 +1,90 @@
+"""What both halves say to Kafka: the client's settings, and a topic that is there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from statehouse.errors import KafkaUnavailable
+
+OP_HEADER = "statehouse-op"
+STORE_HEADER = "statehouse-store"
+
+
+def librdkafka(properties: dict[str, Any]) -> dict[str, Any]:
+    """The file's ``kafka:`` section for confluent-kafka. Its log lines are dropped: what matters is raised."""
+    own = {k: v for k, v in properties.items() if k != "sasl.jaas.config"}
+    return {"log_level": 0, **own}
+
+
+def java(properties: dict[str, Any]) -> dict[str, str]:
+    """The same section for Kafka's Java client, as Spark uses it: user and password become a JAAS line."""
+    own = {k: str(v) for k, v in properties.items() if k not in ("sasl.username", "sasl.password")}
+    if "sasl.username" in properties:
+        scram = str(properties.get("sasl.mechanism", properties.get("sasl.mechanisms", "PLAIN"))).startswith("SCRAM")
+        module = "scram.ScramLoginModule" if scram else "plain.PlainLoginModule"
+        own["sasl.jaas.config"] = (
+            f"org.apache.kafka.common.security.{module} required "
+            f'username="{properties["sasl.username"]}" password="{properties["sasl.password"]}";'
+        )
+    return own
+
+
+def partitions(properties: dict[str, Any], topic: str, timeout: float = 10.0) -> list[int]:
+    """The topic's partitions; empty where there is no such topic. Raises :class:`KafkaUnavailable`."""
+    try:
+        found = AdminClient(librdkafka(properties)).list_topics(topic=topic, timeout=timeout).topics[topic]
+    except KafkaException as error:
+        raise KafkaUnavailable(f"Kafka at {properties.get('bootstrap.servers')}: {error.args[0].str()}") from None
+    return [] if found.error else sorted(found.partitions)
+
+
+def create_topic(properties: dict[str, Any], topic: str, timeout: float = 10.0, **config: str) -> None:
+    """Create a topic with the broker's own defaults unless it is there. Raises :class:`KafkaUnavailable`."""
+    new = NewTopic(topic, num_partitions=-1, replication_factor=-1, config=config)
+    try:
+        AdminClient(librdkafka(properties)).create_topics([new], request_timeout=timeout)[topic].result(timeout + 5)
+    except KafkaException as error:
+        if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
+            raise KafkaUnavailable(f"topic {topic!r} cannot be created: {error.args[0].str()}") from None
+
+
+def await_topic(
+    properties: dict[str, Any], topic: str, stopping: Callable[[], bool], say: Callable[[str], None], patience: float
+) -> list[int]:
+    """The partitions of a topic, which is created if it is absent; waits while Kafka is away.
+
+    ``patience`` is in seconds; after them the last :class:`KafkaUnavailable` is raised.
+    """
+    until, told = time.monotonic() + patience, False
+    while True:
+        try:
+            if found := partitions(properties, topic, timeout=5):
+                return found
+            create_topic(properties, topic)
+            say(f"created the topic {topic}")
+        except KafkaUnavailable as error:
+            if time.monotonic() > until or stopping():
+                raise
+            if not told:
+                say(f"{error}; waiting for it")
+                told = True
+            time.sleep(0.5)
+
+
+def end_offsets(properties: dict[str, Any], topic: str, timeout: float = 5.0) -> dict[int, tuple[int, int]]:
+    """Each partition's first kept and next offset. Raises :class:`KafkaUnavailable`."""
+    from confluent_kafka import Consumer
+
+    found = partitions(properties, topic, timeout)
+    consumer = Consumer({**librdkafka(properties), "group.id": "statehouse-status", "enable.auto.commit": False})
+    try:
+        return {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=timeout) for p in found}
+    except KafkaException as error:
+        raise KafkaUnavailable(f"Kafka at {properties.get('bootstrap.servers')}: {error.args[0].str()}") from None
+    finally:
+        consumer.close()

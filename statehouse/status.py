@@ -1,0 +1,77 @@
+"""Positions, lags, counts and sizes, as ``statehouse status`` prints them and ``GET /stores`` gives them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from deltalake import DeltaTable
+
+from statehouse import kafka
+from statehouse.config import Config
+from statehouse.errors import KafkaUnavailable
+from statehouse.tables import commit_time, metadata, opened, position, table
+
+
+def rows_and_bytes(path: str) -> tuple[int, int]:
+    """A table's rows (by its statistics) and bytes at the newest version; zeros where there is none."""
+    if opened(path) is None:
+        return 0, 0
+    actions = DeltaTable(path).get_add_actions(flatten=True)
+    columns = {name: actions[name].to_pylist() for name in actions.schema.names if name in ("num_records", "size_bytes")}
+    return sum(columns.get("num_records") or []), sum(columns.get("size_bytes") or [])
+
+
+def lag_ms(changelog: str, folded: int | None, head: int | None) -> int:
+    """How long the oldest commit that is not folded yet has been there, in milliseconds; 0: nothing is waiting."""
+    if head is None or head == (folded or 0):
+        return 0
+    since = commit_time(changelog, (folded or 0) + 1)
+    return max(0, int(time.time() * 1000) - since) if since is not None else 0
+
+
+def stream_status(config: Config, name: str) -> dict[str, Any]:
+    """One stream: events and refused events so far, and how many records Kafka has that are not ingested yet
+    (``behind``; None: Kafka does not answer)."""
+    stream = config.streams[name]
+    path = table(config, "changelog", name)
+    kept = metadata(path, "offsets") or {}
+    delta = opened(path)
+    try:
+        ends = kafka.end_offsets(config.kafka, stream.topic)
+        done = {int(p): o for p, o in kept.get("offsets", {}).items()}
+        behind = sum(high - max(done.get(p, 0), low) for p, (low, high) in ends.items())
+    except KafkaUnavailable:
+        behind = None
+    _, size = rows_and_bytes(path)
+    return {
+        "stream": name,
+        "topic": stream.topic,
+        "events": kept.get("events", 0),
+        "quarantined": kept.get("quarantined", 0),
+        "offsets": kept.get("offsets", {}),
+        "version": delta.version() if delta else None,
+        "behind": behind,
+        "bytes": size,
+    }
+
+
+def store_status(config: Config, name: str) -> dict[str, Any]:
+    """One store: its keys, the changelog version it has folded, and how far that is behind."""
+    store = config.stores[name]
+    changelog, state = table(config, "changelog", store.stream), table(config, "state", name)
+    log, delta, folded = opened(changelog), opened(state), position(state)
+    head = log.version() if log else None
+    keys, size = rows_and_bytes(state)
+    return {
+        "store": name,
+        "stream": store.stream,
+        "reduce": store.reduce,
+        "keys": keys,
+        "position": folded,
+        "version": delta.version() if delta else None,
+        "head": head,
+        "lag_ms": lag_ms(changelog, folded, head),
+        "unkeyed": (metadata(state, "unkeyed") or {}).get("unkeyed", 0),
+        "bytes": size,
+    }

@@ -1,0 +1,65 @@
+"""The real services, once a test run: a Spark session and an embedded Kafka."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from statehouse.config import Config, load
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+def _java() -> bool:
+    try:
+        return subprocess.run(["java", "-version"], capture_output=True).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture(scope="session")
+def java():
+    """Java, or a skip on a laptop without it; in CI a missing one is a failure."""
+    if not _java():
+        assert os.environ.get("CI") != "true", "CI needs Java 17+"
+        pytest.skip("needs Java 17+")
+
+
+@pytest.fixture(scope="session")
+def spark(java, tmp_path_factory):
+    """One session for the run: two cores, UTC, no UI."""
+    from jobs.session import session
+
+    for noisy in ("py4j", "DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    log = tmp_path_factory.mktemp("spark") / "spark.log"
+    made = session("tests", log, **{"spark.master": "local[2]"})
+    made.sparkContext.setLogLevel("ERROR")
+    return made
+
+
+@pytest.fixture(scope="session")
+def broker(java, tmp_path_factory):
+    """One real Kafka for the run."""
+    from demo.broker import Broker
+
+    with Broker(tmp_path_factory.mktemp("kafka")) as running:
+        yield running
+
+
+@pytest.fixture
+def lake(tmp_path):
+    """A function that writes a statehouse.yaml beside a fresh ``root`` and loads it."""
+
+    def make(text: str, bootstrap: str = "127.0.0.1:1") -> Config:
+        file = tmp_path / "statehouse.yaml"
+        file.write_text(f"root: ./lake\nkafka:\n  bootstrap.servers: {bootstrap}\n{text}")
+        return load(file, {})
+
+    yield make
+    shutil.rmtree(tmp_path / "lake", ignore_errors=True)

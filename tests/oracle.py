@@ -1,0 +1,54 @@
+"""What is right, in plain Python. Shares nothing with the code under test.
+
+An event is a dict: op (report, set, purge), agent, value, order = (time in microseconds, partition, offset).
+"""
+
+from collections import Counter
+from decimal import Decimal
+
+
+def fold(reduce, events, *arguments):
+    """The value of one key and the time (microseconds) of the latest event behind it; None: absent.
+
+    The events may come in any order and more than once.
+    """
+    events = sorted({e["order"]: e for e in events}.values(), key=lambda e: e["order"])
+    by_agent = reduce in ("latest", "majority", "at_least_one")
+    resets = [
+        i for i, e in enumerate(events)
+        if e["op"] == "purge" or (e["op"] == "set" and not by_agent and e["value"] is not None)
+    ]  # fmt: skip
+    events = [e for e in events[resets[-1] :] if e["op"] != "purge"] if resets else events
+    if reduce == "latest":
+        standing = events[-1:]
+    elif by_agent:
+        standing = sorted({e["agent"]: e for e in events}.values(), key=lambda e: e["order"])
+    else:
+        standing = events
+    standing = [e for e in standing if e["value"] is not None]
+    if not standing:
+        return None
+    values = [e["value"] for e in standing]
+    return REDUCE[reduce](values, standing, *arguments), standing[-1]["order"][0]
+
+
+def _majority(values, standing):
+    votes = Counter(values)
+    return max(standing, key=lambda e: (votes[e["value"]], e["order"]))["value"]
+
+
+def _count(values, standing):
+    return sum(e["value"] if e["op"] == "set" else 1 for e in standing)
+
+
+REDUCE = {
+    "latest": lambda values, standing: values[-1],
+    "majority": _majority,
+    "at_least_one": lambda values, standing, v, w: v if v in values else w,
+    "first": lambda values, standing: values[0],
+    "sum": lambda values, standing: sum(values),
+    "count": _count,
+    "min": lambda values, standing: min(values),
+    "max": lambda values, standing: max(values),
+    "avg": lambda values, standing: float(sum(Decimal(v) for v in values)) / len(values),
+}

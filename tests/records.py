@@ -1,0 +1,68 @@
+"""Kafka's records as Spark's source gives them, and ways to send the same to a real Kafka."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import time
+
+SCHEMA = (
+    "topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, key BINARY, value BINARY,"
+    " headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+)
+EPOCH = dt.datetime(1970, 1, 1)
+
+
+def stamp(microseconds):
+    """A naive UTC datetime."""
+    return EPOCH + dt.timedelta(microseconds=microseconds)
+
+
+def iso(microseconds):
+    """ISO 8601, UTC."""
+    return stamp(microseconds).isoformat() + "Z"
+
+
+def payload(value):
+    """Bytes as they are, None as it is, anything else as JSON."""
+    return value if value is None or isinstance(value, bytes) else json.dumps(value).encode()
+
+
+def record(topic, partition, offset, time_us, key, value, headers=None):
+    """A row of SCHEMA."""
+    pairs = [(k, v.encode()) for k, v in (headers or {}).items()] or None
+    return (topic, partition, offset, stamp(time_us), None if key is None else key.encode(), payload(value), pairs)
+
+
+def control(op, store=None):
+    """The headers of a set or purge."""
+    return {"statehouse-op": op, **({"statehouse-store": store} if store else {})}
+
+
+def rows(spark, path):
+    """A table's rows as dicts."""
+    return [r.asDict(recursive=True) for r in spark.read.format("delta").load(str(path)).collect()]
+
+
+def wait(condition, seconds=60, step=0.05, what="the condition"):
+    """Wait for a condition; fail when it does not come."""
+    until = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < until, f"waited {seconds} s for {what}"
+        time.sleep(step)
+    return found
+
+
+def produce(bootstrap, topic, records, partitions=1):
+    """Send (key, value, headers, partition) tuples and wait for every acknowledgement."""
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": bootstrap, "log_level": 0, "message.max.bytes": 16_000_000})
+    failed = []
+    for key, value, headers, partition in records:
+        producer.produce(
+            topic, key=key, value=payload(value), headers=headers or {}, partition=partition,
+            on_delivery=lambda error, _: failed.append(error) if error else None,
+        )  # fmt: skip
+        producer.poll(0)
+    assert producer.flush(60) == 0 and not failed, failed
