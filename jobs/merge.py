@@ -76,8 +76,11 @@ class Merge:
         began = time.monotonic()
         slice_ = self._slice(start, head)
         events, resets, unkeyed = self._sql(self.rule.count("log"), log=slice_).collect()[0]
-        rows = self._rows(slice_, resets > 0) if events else self.spark.createDataFrame([], self._row_schema())
-        rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
+        total = (metadata(self.state, "unkeyed") or {}).get("unkeyed", 0) + unkeyed
+        if not events:  # only the position moves
+            self._move(head, total)
+            return Round(self.store.name, start, head, 0, 0, time.monotonic() - began)
+        rows = self._rows(slice_, resets > 0).persist(StorageLevel.MEMORY_AND_DISK)
         anew = rows
         try:
             keys, absent, torn = rows.selectExpr("count(*)", "count_if(NOT _present)", "count_if(_conflict)").collect()[0]
@@ -86,7 +89,7 @@ class Merge:
                 absent = anew.where("NOT _present").count()
             if absent:
                 self._remember(anew, head)
-            self._merge(anew, head, unkeyed)
+            self._merge(anew, head, total)
         finally:
             anew.unpersist()
             rows.unpersist()
@@ -99,10 +102,6 @@ class Merge:
             return reader.option("versionAsOf", head).load(self.changelog)
         feed = reader.option("readChangeFeed", True).option("startingVersion", start + 1).option("endingVersion", head)
         return feed.load(self.changelog).where("_change_type = 'insert'")
-
-    def _row_schema(self) -> str:
-        columns = {**self.rule.state_columns, "_present": "BOOLEAN", "_here": "BOOLEAN", "_conflict": "BOOLEAN"}
-        return ", ".join(f"{quoted(c)} {t}" for c, t in columns.items())
 
     def _sql(self, query: str, **views: DataFrame) -> DataFrame:
         for name, frame in views.items():
@@ -134,10 +133,9 @@ class Merge:
         frame.coalesce(1).write.format("delta").mode("append").save(self.tombstones)
 
     def _merge(self, rows: DataFrame, head: int, unkeyed: int) -> None:
-        total = (metadata(self.state, "unkeyed") or {}).get("unkeyed", 0) + unkeyed
         columns = {c: f"n.{quoted(c)}" for c in self.rule.state_columns}
         on = " AND ".join(f"s.{quoted(k)} = n.{quoted(k)}" for k in self.rule.keys)
-        with self._committing(head, {"unkeyed": total}):
+        with self._committing(head, unkeyed):
             (
                 DeltaTable.forPath(self.spark, self.state)
                 .alias("s")
@@ -150,13 +148,18 @@ class Merge:
         if position(self.state) != head:  # the txn was there already: somebody else has merged meanwhile
             raise StatehouseError(f"store {self.store.name}: its state was written by another process; one writer a table")
 
+    def _move(self, head: int, unkeyed: int) -> None:
+        nothing = self.spark.read.format("delta").load(self.state).limit(0)
+        with self._committing(head, unkeyed):
+            nothing.write.format("delta").mode("append").save(self.state)
+
     @contextmanager
-    def _committing(self, head: int, kept: dict[str, int]) -> Iterator[None]:
+    def _committing(self, head: int, unkeyed: int) -> Iterator[None]:
         """Settings of this store's own session for one commit; left behind they would skip later writes in silence."""
         settings = {
             "spark.databricks.delta.write.txnAppId": POSITION,
             "spark.databricks.delta.write.txnVersion": str(head),
-            "spark.databricks.delta.commitInfo.userMetadata": json.dumps(kept),
+            "spark.databricks.delta.commitInfo.userMetadata": json.dumps({"unkeyed": unkeyed}),
         }
         for name, value in settings.items():
             self.spark.conf.set(name, value)

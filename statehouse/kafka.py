@@ -46,8 +46,9 @@ def partitions(properties: dict[str, Any], topic: str, timeout: float = 10.0) ->
 def create_topic(properties: dict[str, Any], topic: str, timeout: float = 10.0, **config: str) -> None:
     """Create a topic with the broker's own defaults unless it is there. Raises :class:`KafkaUnavailable`."""
     new = NewTopic(topic, num_partitions=-1, replication_factor=-1, config=config)
+    admin = AdminClient(librdkafka(properties))  # held by a name: the request dies with it
     try:
-        AdminClient(librdkafka(properties)).create_topics([new], request_timeout=timeout)[topic].result(timeout + 5)
+        admin.create_topics([new], request_timeout=timeout)[topic].result(timeout + 5)
     except KafkaException as error:
         if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
             raise KafkaUnavailable(f"topic {topic!r} cannot be created: {error.args[0].str()}") from None

@@ -63,3 +63,13 @@ def lake(tmp_path):
 
     yield make
     shutil.rmtree(tmp_path / "lake", ignore_errors=True)
+
+
+@pytest.fixture
+def unused_tcp_port():
+    """A loopback port that was free a moment ago."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

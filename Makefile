@@ -1,0 +1,69 @@
+# statehouse: set-up and the everyday commands. `make` alone lists them.
+#
+# Each command sets up what it needs, so that `make demo` or `make test` is all it takes on a fresh machine.
+# Another Python than python3:  make install PYTHON=python3.12
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+JAVA := $${JAVA_HOME:+"$$JAVA_HOME"/bin/}java
+# Succeeds for a Java that Spark 4.0 runs on: 17 to 22 (later ones lack Subject.getSubject, which Hadoop calls),
+# with the module that Spark asks for (cut-down runtimes lack it).
+JAVA_FITS := $(JAVA) --add-modules jdk.incubator.vector -version 2>&1 | \
+	awk -F'"' '/ version "/ { split($$2, part, /[^0-9]/); fits = part[1] >= 17 && part[1] < 23 } END { exit !fits }'
+AS_ROOT := $$([ "$$(id -u)" = 0 ] || echo sudo -n)
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+
+install: $(INSTALLED) ## Python packages into .venv, and Java 17 where apt-get may install it
+	@if $(JAVA_FITS); then exit 0; fi; \
+	if [ -z "$$JAVA_HOME" ] && command -v apt-get >/dev/null && $(AS_ROOT) true 2>/dev/null; then \
+		echo "Java 17 is missing: installing it with apt-get (log: .venv/apt.log) ..."; \
+		{ $(AS_ROOT) apt-get update; \
+		  for version in 17 21; do \
+			$(AS_ROOT) env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+				openjdk-$$version-jre-headless && break; \
+		  done; } >.venv/apt.log 2>&1; \
+		if $(JAVA_FITS); then exit 0; fi; \
+	fi; \
+	found=$$($(JAVA) -version 2>&1 | awk -F'"' '/ version "/ { print "Java " $$2 }'); \
+	echo "statehouse needs Java 17 to 22 with all its modules, found $${found:-none} ($(JAVA)): install one" \
+		"(on Debian: apt-get install openjdk-17-jre-headless), and set JAVA_HOME to it if another comes first" >&2; \
+	exit 1
+
+$(INSTALLED): setup.cfg pyproject.toml
+	@if ! command -v "$(PYTHON)" >/dev/null; then \
+		echo "statehouse needs Python 3.10 or newer, and there is no $(PYTHON):" \
+			"install it, or name another: make install PYTHON=/path/to/python3" >&2; exit 1; \
+	elif ! "$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then \
+		echo "statehouse needs Python 3.10 or newer, and $(PYTHON) is $$("$(PYTHON)" --version 2>&1):" \
+			"name a newer one: make install PYTHON=/path/to/python3" >&2; exit 1; \
+	elif ! "$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null; then \
+		echo "$(PYTHON) cannot make virtual environments:" \
+			"on Debian, 'apt-get install python3-venv', then again" >&2; exit 1; \
+	fi
+	@echo "installing the Python packages into .venv; a minute or two, the first time ..."
+	@"$(PYTHON)" -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: install ## Kafka, simulated agents and tills, the jobs and the API, until Ctrl-C
+	@$(BIN)/python -m demo
+
+test: lint ## lint, then all tests
+	@$(BIN)/python -m pytest
+
+lint: install ## ruff and mypy
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy statehouse jobs api demo
+
+clean: ## removes .venv, caches, build products, and the lake with all its tables
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf lake spark-warehouse metastore_db derby.log
+	find . -name .git -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -exec rm -rf {} +

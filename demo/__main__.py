@@ -1,0 +1,192 @@
+"""The main job on embedded defaults, in one command: Kafka, agents and tills, the jobs, the API.
+
+Runs until Ctrl-C, or for ``DEMO_SECONDS``; then lets the jobs catch up and says what was done. ``DEMO_RATE`` is in
+events a second. The lake and Kafka's data stay in ``lake/``, so that the next demo goes on from there.
+"""
+
+from __future__ import annotations
+
+import calendar
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from demo.broker import Broker
+from demo.simulate import Simulator
+from statehouse import kafka
+from statehouse.config import Config, load
+from statehouse.errors import BrokerError, StatehouseError
+from statehouse.status import store_status, stream_status
+
+PORT = int(os.environ.get("DEMO_PORT", "8080"))
+LIMIT = float(os.environ.get("DEMO_SECONDS", "inf"))
+RATE = float(os.environ.get("DEMO_RATE", "200"))
+CATCH_UP = 180.0  # seconds that the jobs get at the end
+
+
+def main() -> int:
+    """Run the demo; exit code 0 when every count is consistent at the end."""
+    stopping = threading.Event()
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        stopping.set()
+
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
+    config = load("statehouse.yaml")
+    root = Path(config.root)
+    with _broker(root / "_kafka") as broker:
+        os.environ["STATEHOUSE_KAFKA__BOOTSTRAP_SERVERS"] = broker.bootstrap
+        config = load("statehouse.yaml")
+        for stream in config.streams.values():
+            kafka.create_topic(config.kafka, stream.topic)
+        simulator = Simulator(broker.bootstrap, RATE)
+        simulator.start()
+        print(f"Kafka on {broker.bootstrap}; agents and tills send {RATE:.0f} events a second", flush=True)
+        with _command("run") as jobs, _command("serve", "--port", str(PORT)) as api:
+            freshness: list[float] = []
+            began = time.monotonic()
+            try:
+                if _await_api(config, stopping, jobs, api):
+                    _guide()
+                while not stopping.wait(1) and time.monotonic() - began < LIMIT:
+                    if dead := [p.args for p in (jobs, api) if p.poll() is not None]:
+                        print(f"stopped by itself: {dead}", file=sys.stderr)
+                        return 1
+                    _probe(freshness)
+            finally:
+                simulator.stop()
+            print("\nstopping: the jobs finish what was sent ...", flush=True)
+            _catch_up(config)
+            return _summary(config, simulator, freshness)
+
+
+def _broker(folder: Path) -> Broker:
+    """On 9092, as in statehouse.yaml, so that other terminals find it; on a free port where that is taken."""
+    try:
+        broker = Broker(folder, port=9092)
+        broker.start()
+    except BrokerError as error:
+        if "9092" not in str(error):
+            raise
+        broker = Broker(folder, port=0)
+        broker.start()
+        print(f"port 9092 is taken. In other terminals: export STATEHOUSE_KAFKA__BOOTSTRAP_SERVERS={broker.bootstrap}")
+    return broker
+
+
+@contextlib.contextmanager
+def _command(*words: str) -> Any:
+    """A ``statehouse`` command as its own process; asked to stop at the end, and waited for."""
+    process = subprocess.Popen([sys.executable, "-m", "statehouse.cli", *words], start_new_session=True)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(90)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _get(path: str) -> Any:
+    """The API's answer, or None while there is none."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{PORT}{path}", timeout=5) as answer:
+            return json.load(answer)
+    except (urllib.error.URLError, TimeoutError, ConnectionError):
+        return None
+
+
+def _await_api(config: Config, stopping: threading.Event, *processes: subprocess.Popen[bytes]) -> bool:
+    """Wait until every store has keys to show (or the demo is to stop)."""
+    until = time.monotonic() + min(LIMIT, 300)
+    while not stopping.wait(0.5) and time.monotonic() < until and all(p.poll() is None for p in processes):
+        found = _get("/stores")
+        if found and all(s["keys"] for s in found["stores"]):
+            return True
+    return False
+
+
+def _guide() -> None:
+    base = f"http://127.0.0.1:{PORT}"
+    print(f"""
+The page for people:  {base}/
+Try in another terminal:
+  curl {base}/stores
+  curl {base}/stores/device_status/keys/device-007
+  curl '{base}/stores/rewards/keys?limit=5'
+  curl {base}/stores/till_invoices/keys/STR100/POS1
+  curl -X PUT {base}/stores/any_alarm/keys/device-007 -H 'Content-Type: application/json' -d '{{"value": "alarm"}}'
+  .venv/bin/statehouse status
+Ctrl-C stops.
+""", flush=True)  # fmt: skip
+
+
+def _probe(freshness: list[float]) -> None:
+    """How old is what the API shows: the age of the newest event in any row of a page."""
+    page = _get("/stores/device_status/keys?limit=1000")
+    times = [row["event_time"] for row in page["rows"]] if page else []
+    if times:
+        newest = time.strptime(max(times)[:19], "%Y-%m-%dT%H:%M:%S")
+        freshness.append(max(0.0, time.time() - calendar.timegm(newest)))
+
+
+def _catch_up(config: Config) -> None:
+    """Wait until everything in Kafka is in the changelog, the states and the API's answers."""
+    until = time.monotonic() + CATCH_UP
+    while time.monotonic() < until:
+        with contextlib.suppress(StatehouseError):
+            states = [store_status(config, n) for n in config.stores]
+            served = {s["store"]: s for s in (_get("/stores") or {"stores": []})["stores"]}
+            if (
+                all(stream_status(config, n)["behind"] == 0 for n in config.streams)
+                and all(s["position"] == s["head"] for s in states)
+                and all(served.get(s["store"], {}).get("position") == s["position"] for s in states)
+            ):
+                return
+        time.sleep(0.5)
+
+
+def _summary(config: Config, simulator: Simulator, freshness: list[float]) -> int:
+    """Print what was done; 0 when the counts add up."""
+    served = {s["store"]: s for s in (_get("/stores") or {"stores": []})["stores"]}
+    wrong = simulator.failed
+    print(f"\nsent in this run: {sum(simulator.sent.values())} events, {simulator.failed} not acknowledged")
+    for name, stream in config.streams.items():
+        found = stream_status(config, name)
+        held = sum(high - low for low, high in kafka.end_offsets(config.kafka, stream.topic).values())
+        same = held == found["events"] + found["quarantined"]
+        wrong += not same
+        print(f"{name}: {held} in Kafka = {found['events']} in the changelog + {found['quarantined']} refused: {_yes(same)}")
+    for name in config.stores:
+        found = store_status(config, name)
+        api = served.get(name, {})
+        same = (found["keys"], found["position"]) == (api.get("keys"), api.get("position")) and found["position"] == found["head"]
+        wrong += not same
+        print(f"{name}: {found['keys']} keys at version {found['position']}; the API says {api.get('keys')} at {api.get('position')}: {_yes(same)}")
+    if freshness:
+        ordered = sorted(freshness)
+        print(f"freshness: the newest event shown was {ordered[len(ordered) // 2]:.0f} s old in the median, {ordered[-1]:.0f} s at worst")
+    return 1 if wrong else 0
+
+
+def _yes(same: bool) -> str:
+    return "consistent" if same else "NOT CONSISTENT"
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except StatehouseError as error:
+        sys.exit(f"demo: {error}")

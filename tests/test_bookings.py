@@ -1,0 +1,118 @@
+"""16,044 real bookings through Kafka, `statehouse run --once` and HTTP, against a few lines of plain Python."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections import Counter, defaultdict
+
+import pytest
+import requests
+
+from tests.conftest import SHARED
+from tests.records import produce, wait
+
+FILE = SHARED / "bookings" / "bookings.jsonl.gz"
+CONFIG = """root: ./lake
+kafka:
+  bootstrap.servers: {bootstrap}
+streams:
+  bookings:
+    topic: {topic}
+    schema: >-
+      booking_id INT NOT NULL, customer_id INT, item_id INT, clerk STRING, booked_at TIMESTAMP, returned_at TIMESTAMP
+    time: booked_at
+stores:
+  latest_booking: {{stream: bookings, key: customer_id, value: booked_at, reduce: latest}}
+  bookings_made: {{stream: bookings, key: customer_id, reduce: count}}
+  usual_clerk: {{stream: bookings, key: customer_id, agent: booking_id, value: clerk, reduce: majority}}
+"""
+
+
+def statehouse(folder, *words, **options):
+    """Run the command as its own process in a folder; its output goes to a file there."""
+    with open(folder / "command.log", "ab") as log:
+        done = subprocess.run([sys.executable, "-m", "statehouse.cli", *words], cwd=folder, stderr=log, stdout=subprocess.PIPE, **options)
+    assert done.returncode == 0, (folder / "command.log").read_text()[-3000:]
+    return done.stdout.decode()
+
+
+def serve(folder, port):
+    """The API as its own process, ready to answer."""
+    log = open(folder / "serve.log", "wb")  # noqa: SIM115 (it lives as long as the process)
+    process = subprocess.Popen([sys.executable, "-m", "statehouse.cli", "serve", "--port", str(port)], cwd=folder, stdout=log, stderr=log)
+
+    def up():
+        assert process.poll() is None, (folder / "serve.log").read_text()
+        try:
+            return requests.get(f"http://127.0.0.1:{port}/healthz", timeout=2).ok
+        except requests.ConnectionError:
+            return False
+
+    wait(up, what="the API")
+    return process
+
+
+def expected():
+    """Per customer: the latest booking's time, the number of bookings, the clerk of most of them. A tie goes to the
+    tied clerk of the later booking (file order breaks ties in time)."""
+    by_customer = defaultdict(list)
+    with gzip.open(FILE, "rt") as lines:
+        for offset, line in enumerate(lines):
+            row = json.loads(line)
+            by_customer[row["customer_id"]].append((row["booked_at"], offset, row["clerk"]))
+    answer = {}
+    for customer, rows in by_customer.items():
+        votes = Counter(clerk for _, _, clerk in rows)
+        clerk = max(rows, key=lambda r: (votes[r[2]], r[0], r[1]))[2]
+        answer[customer] = (max(rows)[0], len(rows), clerk)
+    return answer
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FILE.is_file(), reason="the shared data is not beside the checkout")
+def test_the_bookings_of_every_customer(broker, tmp_path, unused_tcp_port):
+    topic = f"bookings-{os.getpid()}"
+    (tmp_path / "statehouse.yaml").write_text(CONFIG.format(bootstrap=broker.bootstrap, topic=topic))
+    with gzip.open(FILE, "rb") as lines:
+        produce(broker.bootstrap, topic, [(None, line.strip(), None, 0) for line in lines])
+    statehouse(tmp_path, "run", "--once")
+    status = json.loads(statehouse(tmp_path, "status", "--json"))
+    assert (status["streams"][0]["events"], status["streams"][0]["quarantined"], status["streams"][0]["behind"]) == (16_044, 0, 0)
+    before = {s["store"]: s["version"] for s in status["stores"]}
+    statehouse(tmp_path, "run", "--once")
+    again = json.loads(statehouse(tmp_path, "status", "--json"))
+    assert {s["store"]: s["version"] for s in again["stores"]} == before, "a second run makes no new state version"
+
+    server = serve(tmp_path, unused_tcp_port)
+    base = f"http://127.0.0.1:{unused_tcp_port}"
+    try:
+        listed = {s["store"]: s for s in requests.get(f"{base}/stores").json()["stores"]}
+        for row in again["stores"]:
+            served = listed[row["store"]]
+            assert {k: served[k] for k in ("keys", "position", "head", "lag_ms", "version")} == {
+                k: row[k] for k in ("keys", "position", "head", "lag_ms", "version")
+            }
+        wanted = expected()
+        assert len(wanted) == 599
+        iso = {c: w[0] if w[0].endswith("Z") else w[0].replace(" ", "T") + "Z" for c, w in wanted.items()}
+        points, scans = {}, defaultdict(dict)
+        for store in ("latest_booking", "bookings_made", "usual_clerk"):
+            for customer in wanted:
+                row = requests.get(f"{base}/stores/{store}/keys/{customer}").json()
+                points.setdefault(customer, []).append(row["value"])
+            cursor = ""
+            while cursor is not None:
+                page = requests.get(f"{base}/stores/{store}/keys?limit=250&cursor={cursor}").json()
+                scans[store].update({row["key"]: row["value"] for row in page["rows"]})
+                cursor = page["cursor"]
+        for customer, (_, made, clerk) in wanted.items():
+            assert points[customer] == [iso[customer], made, clerk]
+            assert [scans[s][customer] for s in ("latest_booking", "bookings_made", "usual_clerk")] == points[customer]
+        assert all(len(rows) == 599 for rows in scans.values())
+    finally:
+        server.terminate()
+        assert server.wait(20) == 0

@@ -1,0 +1,97 @@
+"""The file: what is right is read, what is wrong names its line, what was found and what was expected."""
+
+from __future__ import annotations
+
+import pytest
+
+from statehouse.config import load, milliseconds, parse_schema
+from statehouse.errors import ConfigError
+
+GOOD = """root: ./lake
+kafka:
+  bootstrap.servers: 127.0.0.1:9092
+streams:
+  reports:
+    topic: agent-reports
+    schema: key STRING, agent STRING, value STRING, ts TIMESTAMP
+    time: ts
+stores:
+  status:
+    stream: reports
+    key: key
+    agent: agent
+    value: value
+    reduce: majority
+"""
+
+
+def write(tmp_path, text):
+    file = tmp_path / "statehouse.yaml"
+    file.write_text(text)
+    return file
+
+
+def test_a_good_file_and_its_defaults(tmp_path):
+    config = load(write(tmp_path, GOOD), {})
+    assert config.root == str(tmp_path / "lake"), "relative to the file, not to where the command runs"
+    assert (config.merge_every, config.tombstones) == (5000, 7 * 86_400_000)
+    assert [k.name for k in config.stores["status"].keys] == ["key"]
+
+
+def test_the_environment_overrides_scalars(tmp_path):
+    environ = {
+        "STATEHOUSE_ROOT": str(tmp_path / "elsewhere"),
+        "STATEHOUSE_KAFKA__BOOTSTRAP_SERVERS": "broker:1",
+        "STATEHOUSE_STORES__STATUS__REDUCE": "latest",
+        "STATEHOUSE_MERGE_EVERY": "1 minute",
+        "STATEHOUSE_UNRELATED": "1",
+    }
+    config = load(write(tmp_path, GOOD), environ)
+    assert config.root == str(tmp_path / "elsewhere")
+    assert config.kafka["bootstrap.servers"] == "broker:1"
+    assert config.stores["status"].reduce == "latest"
+    assert config.merge_every == 60_000
+
+
+@pytest.mark.parametrize(
+    ("found", "instead", "line", "says"),
+    [
+        ("reduce: majority", "reduce: majorty", 10, "found reduce: 'majorty', expected one of at_least_one, avg"),
+        ("reduce: majority", "reduce: at_least_one(alarm)", 10, "expected at_least_one(value, otherwise)"),
+        ("    agent: agent\n", "", 10, "found no 'agent', expected one: majority"),
+        ("    value: value\n", "", 10, "found no 'value', expected an expression: majority"),
+        ("value: value\n", "value: (value\n", 14, "expected a Spark SQL expression"),
+        ("stream: reports", "stream: report", 11, "found stream 'report', expected one of reports"),
+        ("topic: agent-reports", "topic: 'agent reports'", 6, "found 'agent reports'"),
+        ("    topic: agent-reports\n", "", 5, "found no 'topic', expected one"),
+        ("key STRING, agent", "key STRNG, agent", 7, "STRNG"),
+        ("key STRING, agent", "_key STRING, agent", 7, "names that begin with '_'"),
+        ("key STRING, agent", "agent STRING, agent", 7, "'agent' twice"),
+        ("key: key", "key: [key, upper(agent)]", 10, "expected a column or 'expression AS name'"),
+        ("key: key", "key: [key, value]", 10, "found a key part named 'value'"),
+        ("    reduce", "    reduces: x\n    reduce", 15, "found 'reduces', expected one of agent, key"),
+        ("root: ./lake", "root: ./lake\nmerge_every: often", 2, "expected a duration such as '5 seconds'"),
+        ("  status:", "  sta/tus:", 10, "expected a letter, then letters, digits"),
+        ("stores:", "stores: [", 16, "not YAML"),
+    ],
+)
+def test_a_wrong_file_names_the_line(tmp_path, found, instead, line, says):
+    assert found in GOOD
+    file = write(tmp_path, GOOD.replace(found, instead, 1))
+    with pytest.raises(ConfigError) as error:
+        load(file, {})
+    assert f"{file}:{line}: " in str(error.value)
+    assert says in str(error.value)
+
+
+def test_a_missing_file_and_one_that_is_no_mapping(tmp_path):
+    with pytest.raises(ConfigError, match="expected a statehouse.yaml"):
+        load(tmp_path / "none.yaml", {})
+    with pytest.raises(ConfigError, match="found list, expected root"):
+        load(write(tmp_path, "- 1\n"), {})
+
+
+def test_durations_and_schemas():
+    assert [milliseconds(t) for t in ("5 seconds", "1.5 hours", "7 days")] == [5000, 5_400_000, 604_800_000]
+    columns = parse_schema("a INT NOT NULL, b ARRAY<STRUCT<x: INT, y: STRING>>, c DECIMAL(10, 2)")
+    assert [(c.name, c.required) for c in columns] == [("a", True), ("b", False), ("c", False)]

@@ -1,0 +1,203 @@
+"""Bad input through a real Kafka: the job goes on, the counts add up, the reason is readable."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+
+import pytest
+
+from jobs.ingest import Ingest
+from jobs.merge import Merge
+from jobs.rules import problems
+from statehouse import kafka
+from statehouse.errors import KafkaUnavailable, TopicRecreated
+from tests.records import SCHEMA, control, produce, record, rows, wait
+
+STREAM = """
+streams:
+  s:
+    topic: {topic}
+    schema: key STRING, agent STRING NOT NULL, n INT, d DECIMAL(6,2), flag BOOLEAN, ts TIMESTAMP, day DATE
+    time: ts
+stores:
+  total: {{stream: s, key: key, value: n, reduce: sum}}
+  last: {{stream: s, key: key, value: agent, reduce: latest}}
+  odd: {{stream: s, key: "upper(key)", value: "CAST(100 AS BIGINT) DIV (n - 7)", reduce: latest}}
+  cast: {{stream: s, key: key, value: CAST(agent AS INT), reduce: sum}}
+  pair: {{stream: s, key: [key, n], reduce: count}}
+"""
+
+GOOD = {"key": "k", "agent": "a", "n": 1, "ts": "2024-05-01T10:00:00Z"}
+REFUSED = [
+    # (Kafka's key, payload, headers, what the reason says)
+    ("k", b"", None, "not a JSON object"),
+    ("k", b"not json", None, "not a JSON object: found not json"),
+    ("k", b'{"key": "k", ', None, "not JSON"),
+    ("k", b'{"key": "k", "agent": "a"} tail', None, "found more after the object"),
+    ("k", b'{"key": "k", "agent": "a"}{"key": "l", "agent": "a"}', None, "found more after the object"),
+    ("k", b"\xff\xfe{}", None, "not UTF-8"),
+    ("k", b"[1, 2]", None, "not a JSON object: found [1, 2]"),
+    ("k", b'"text"', None, "not a JSON object"),
+    ("k", b"null", None, "not a JSON object: found null"),
+    ("k", {**GOOD, "n": "many"}, None, "n: found many, expected INT"),
+    ("k", {**GOOD, "n": 1.5}, None, "n: found 1.5, expected INT"),
+    ("k", {**GOOD, "n": 30_000_000_000}, None, "n: found 30000000000, expected INT"),
+    ("k", {**GOOD, "flag": "maybe"}, None, "flag: found maybe, expected BOOLEAN"),
+    ("k", {**GOOD, "agent": None}, None, "agent: found nothing, expected STRING NOT NULL"),
+    ("k", {"key": "k"}, None, "agent: found nothing"),
+    ("k", {**GOOD, "ts": "yesterday"}, None, "ts: found yesterday, expected TIMESTAMP"),
+    ("k", {**GOOD, "ts": "+12024-01-01T00:00:00Z"}, None, "ts"),
+    ("k", {"value": 1}, {"statehouse-op": "add", "statehouse-store": "total"}, "found add, expected set or purge"),
+    ("k", {"value": 1}, control("set", "nosuch"), "found nosuch, expected one of total, last"),
+    ("k", {"value": 1}, control("set"), "without the header statehouse-store"),
+    ("k", {"value": "x"}, control("set", "total"), "value: found x, expected BIGINT"),
+    ("k", {"value": None}, control("set", "total"), "purge it"),
+    ("k", {"agent": "a"}, control("set", "total"), "a set whose payload is not a JSON object"),
+    ("k", b"junk", control("set", "total"), "a set whose payload is not a JSON object"),
+    ("k", {"value": 3}, control("set", "pair"), "expected a key of pair: STRING/INT"),
+    (None, None, None, "a purge without a key"),
+]
+ACCEPTED = [
+    ("k", GOOD, None),
+    ("k", {**GOOD, "n": 7}, None),  # divides by zero in `odd`
+    (None, {**GOOD, "key": None}, None),  # no key: in the changelog, in no store
+    ("k", {k: v for k, v in GOOD.items() if k != "key"}, None),
+    ("", {**GOOD, "key": ""}, None),
+    (b"\xff\x00", GOOD, None),
+    ("k", {**GOOD, "ts": None}, None),
+    ("k", {**GOOD, "ts": "9999-12-31T23:59:59.999999Z"}, None),
+    ("k", {**GOOD, "unknown": {"deep": [1]}}, None),
+    ("k", {**GOOD, "n": 2_147_483_647}, None),
+    ("big", {**GOOD, "key": "big", "agent": "x" * 5_000_000}, None),
+    ("ü \u2603", {**GOOD, "key": "ü \u2603"}, None),
+    ("k", {"value": 40}, control("set", "total")),
+    ("k/1", {"value": 2}, control("set", "pair")),
+    ("gone", None, None),
+]
+
+
+def run_once(ingest):
+    ingest.stopping.clear()
+    ingest.run(once=True)
+
+
+def test_bad_input_is_refused_with_a_reason_and_stops_nothing(spark, broker, lake):
+    topic = f"bad-{uuid.uuid4()}"
+    config = lake(STREAM.format(topic=topic), broker.bootstrap)
+    kafka.create_topic(config.kafka, topic)
+    mixed = [(k, v, h, 0) for k, v, h, _ in REFUSED] + [(k, v, h, 1) for k, v, h in ACCEPTED]
+    produce(broker.bootstrap, topic, mixed)
+    ingest = Ingest(spark, config, config.streams["s"])
+    run_once(ingest)
+    log, bad = rows(spark, ingest.changelog), rows(spark, ingest.quarantine)
+    assert len(log) == len(ACCEPTED), [r["reason"] for r in bad if r["partition"] == 1]
+    assert len(log) + len(bad) == len(mixed) == ingest.events + ingest.refused
+    reasons = {r["offset"]: r["reason"] for r in bad if r["partition"] == 0}
+    for offset, (_, value, _, says) in enumerate(REFUSED):
+        assert says in reasons[offset], (value, reasons[offset])
+    kept = {r["offset"]: r["payload"] if r["payload"] is not None else r["payload_bytes"] for r in bad}
+    assert kept[5] == REFUSED[5][1] and kept[1] == "not json", "nothing of a refused record is lost"
+
+    for store in config.stores.values():
+        Merge(spark, config, store).round()
+    states = {s: {r["key"]: r["value"] for r in rows(spark, f"{config.root}/state/{s}")} for s in config.stores}
+    assert set(states["last"]) == {"k", "", "big", "ü \u2603"}
+    assert states["total"]["k"] == 40 + 1, "the set replaces all before it; the event of year 9999 is after it"
+    assert states["cast"] == {}, "what cannot be cast is null, and nothing more"
+    assert states["odd"]["K"] == -16, "a division by zero is null, and not the latest event here"
+    assert {(r["key"], r["n"]): r["value"] for r in rows(spark, f"{config.root}/state/pair")}[("k", 1)] > 2
+
+
+def test_a_whole_batch_again_changes_nothing(spark, lake):
+    config = lake(STREAM.format(topic="t"))
+    batch = [record("t", 0, o, 10**15 + o, k, v, h) for o, (k, v, h) in enumerate([("k", GOOD, None), ("k", b"?", None)] * 5)]
+    frame = spark.createDataFrame(batch, SCHEMA)
+    ingest = Ingest(spark, config, config.streams["s"])
+    ingest.batch(frame)
+    ingest.batch(frame)
+    Ingest(spark, config, config.streams["s"]).batch(frame)  # as after a restart
+    assert len(rows(spark, ingest.changelog)) == len(rows(spark, ingest.quarantine)) == 5
+
+
+@pytest.mark.parametrize("after", ["_append_refused", "_append_accepted"])
+def test_a_crash_after_each_step_of_the_protocol_leaves_each_event_once(spark, lake, monkeypatch, after):
+    config = lake(STREAM.format(topic="t"))
+    batch = [record("t", 0, o, 10**15 + o, k, v, h) for o, (k, v, h) in enumerate([("k", GOOD, None), ("k", b"?", None)] * 5)]
+    ingest = Ingest(spark, config, config.streams["s"])
+    step = getattr(ingest, after)
+
+    def dies(*arguments):
+        step(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ingest, after, dies)
+    with pytest.raises(KeyboardInterrupt):
+        ingest.batch(spark.createDataFrame(batch, SCHEMA))
+    again = Ingest(spark, config, config.streams["s"])
+    more = [record("t", 0, 10, 10**15, "k", b"?", None), record("t", 0, 11, 10**15, "k", GOOD, None)]
+    again.batch(spark.createDataFrame(batch + more, SCHEMA))
+    assert sorted(r["_offset"] for r in rows(spark, again.changelog)) == [0, 2, 4, 6, 8, 11]
+    assert sorted(r["offset"] for r in rows(spark, again.quarantine)) == [1, 3, 5, 7, 9, 10]
+    assert (again.events, again.refused) == (6, 6)
+
+
+def test_a_batch_of_nothing_but_rubbish_moves_the_position(spark, lake):
+    config = lake(STREAM.format(topic="t"))
+    ingest = Ingest(spark, config, config.streams["s"])
+    ingest.batch(spark.createDataFrame([record("t", 0, o, 10**15, "k", b"?") for o in range(3)], SCHEMA))
+    assert Ingest(spark, config, config.streams["s"]).offsets == {0: 3}
+
+
+def test_a_topic_that_is_not_there_yet_is_made_and_one_made_anew_is_refused(spark, broker, lake):
+    topic = f"new-{uuid.uuid4()}"
+    config = lake(STREAM.format(topic=topic), broker.bootstrap)
+    ingest = Ingest(spark, config, config.streams["s"])
+    run_once(ingest)
+    assert kafka.partitions(config.kafka, topic) and rows(spark, ingest.changelog) == []
+    produce(broker.bootstrap, topic, [("k", GOOD, None, 0)])
+    run_once(ingest)
+    assert len(rows(spark, ingest.changelog)) == 1
+    ingest.offsets = {0: 5}
+    with pytest.raises(TopicRecreated, match="deleted and made again"):
+        ingest.check_topic()
+
+
+def test_kafka_away_at_the_start_and_in_the_middle(spark, java, lake, tmp_path):
+    from demo.broker import Broker
+
+    own = Broker(tmp_path / "kafka")
+    own.start()
+    bootstrap = own.bootstrap
+    own.stop()
+    config = lake(STREAM.format(topic="t"), bootstrap)
+    ingest = Ingest(spark, config, config.streams["s"])
+    with pytest.raises(KafkaUnavailable):
+        kafka.partitions(config.kafka, "t", timeout=1)
+    thread = threading.Thread(target=ingest.run)
+    thread.start()
+    try:
+        own.start()
+        wait(lambda: kafka.partitions(config.kafka, "t", timeout=2), what="the topic")
+        produce(bootstrap, "t", [("k", GOOD, None, 0)])
+        wait(lambda: ingest.events == 1, what="the first event")
+        own.kill()
+        own.start()
+        produce(bootstrap, "t", [("k", GOOD, None, 0)])
+        wait(lambda: ingest.events == 2, 120, what="the second event")
+    finally:
+        ingest.stopping.set()
+        thread.join(60)
+        own.stop()
+    assert not thread.is_alive()
+    assert sorted(r["_offset"] for r in rows(spark, ingest.changelog)) == [0, 1]
+
+
+def test_spark_names_what_is_wrong_with_an_expression(spark, lake):
+    text = STREAM.format(topic="t").replace("value: n, reduce: sum", "value: nn, reduce: sum")
+    text = text.replace('key: "upper(key)"', 'key: "nosuch(key)"').replace("value: agent, reduce: latest", "value: agent, where: n, reduce: latest")
+    found = {path: message for path, message in problems(spark, lake(text))}
+    assert "nn" in found[("stores", "total", "value")]
+    assert "nosuch" in found[("stores", "odd", "key")]
+    assert "expected a BOOLEAN" in found[("stores", "last", "where")]
+    assert len(found) == 3

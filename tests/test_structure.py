@@ -1,0 +1,50 @@
+"""The walls between the folders, and that nothing is undocumented."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from statehouse.cli import parser
+from statehouse.config import Config, Store, Stream
+from statehouse.reducers import REDUCERS
+
+TOP = Path(__file__).parents[1]
+WALLS = {
+    "statehouse": {"pyspark", "delta", "flask", "duckdb", "jobs", "api", "demo"},
+    "jobs": {"api", "demo", "flask", "duckdb"},
+    "api": {"jobs", "demo", "pyspark", "delta"},
+}
+
+
+def imports(file):
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (a.name.split(".")[0] for a in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.split(".")[0]
+
+
+@pytest.mark.parametrize("folder", WALLS)
+def test_no_folder_imports_what_is_behind_a_wall(folder):
+    files = [f for f in (TOP / folder).glob("**/*.py") if f.name != "cli.py"]
+    assert files
+    assert {f.name: crossed for f in files if (crossed := WALLS[folder] & set(imports(f)))} == {}
+
+
+def test_the_command_imports_either_half_only_when_asked_for():
+    top = ast.parse((TOP / "statehouse/cli.py").read_text()).body
+    names = {a.name for n in top if isinstance(n, ast.Import) for a in n.names}
+    names |= {n.module for n in top if isinstance(n, ast.ImportFrom)}
+    assert not {n.split(".")[0] for n in names} & {"jobs", "api", "demo", "pyspark", "duckdb"}
+
+
+def test_every_setting_reducer_and_subcommand_is_in_the_readme():
+    readme = (TOP / "README.md").read_text()
+    settings = {f.alias or n for m in (Config, Stream, Store) for n, f in m.model_fields.items() if n != "name"}
+    commands = next(a for a in parser()._actions if a.dest == "command").choices
+    missing = {w for w in [*settings, *REDUCERS] if f"`{w}`" not in readme and f"`{w}(" not in readme}
+    missing |= {c for c in commands if f"statehouse {c}" not in readme}
+    assert missing == set()
