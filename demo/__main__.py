@@ -168,16 +168,24 @@ def _summary(config: Config, simulator: Simulator, freshness: list[float]) -> in
         held = sum(high - low for low, high in kafka.end_offsets(config.kafka, stream.topic).values())
         same = held == found["events"] + found["quarantined"]
         wrong += not same
-        print(f"{name}: {held} in Kafka = {found['events']} in the changelog + {found['quarantined']} refused: {_yes(same)}")
+        print(
+            f"{name}: {held} in Kafka = {found['events']} in the changelog + {found['quarantined']} refused: {_yes(same)}"
+        )
     for name in config.stores:
         found = store_status(config, name)
         api = served.get(name, {})
-        same = (found["keys"], found["position"]) == (api.get("keys"), api.get("position")) and found["position"] == found["head"]
+        same = (found["keys"], found["position"]) == (api.get("keys"), api.get("position")) and found[
+            "position"
+        ] == found["head"]
         wrong += not same
-        print(f"{name}: {found['keys']} keys at version {found['position']}; the API says {api.get('keys')} at {api.get('position')}: {_yes(same)}")
+        print(
+            f"{name}: {found['keys']} keys at version {found['position']}; the API says {api.get('keys')} at {api.get('position')}: {_yes(same)}"
+        )
     if freshness:
         ordered = sorted(freshness)
-        print(f"freshness: the newest event shown was {ordered[len(ordered) // 2]:.0f} s old in the median, {ordered[-1]:.0f} s at worst")
+        print(
+            f"freshness: the newest event shown was {ordered[len(ordered) // 2]:.0f} s old in the median, {ordered[-1]:.0f} s at worst"
+        )
     return 1 if wrong else 0
 
 

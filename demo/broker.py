@@ -194,8 +194,7 @@ def _fetch(jars: Path, lock: int) -> None:
             shutil.rmtree(work)
             return
     raise BrokerError(
-        f"Kafka {KAFKA} could not be fetched from Maven Central in {FETCH_ATTEMPTS} attempts; "
-        f"the reason is in {log}"
+        f"Kafka {KAFKA} could not be fetched from Maven Central in {FETCH_ATTEMPTS} attempts; the reason is in {log}"
     )
 
 
@@ -204,9 +203,7 @@ def _ivy() -> Path:
     for folder in (spec and spec.submodule_search_locations) or []:
         for jar in Path(folder, "jars").glob("ivy-*.jar"):
             return jar
-    raise BrokerError(
-        "Kafka is fetched with pyspark's Ivy, but pyspark is missing: pip install 'statehouse[demo]'"
-    )
+    raise BrokerError("Kafka is fetched with pyspark's Ivy, but pyspark is missing: pip install 'statehouse[demo]'")
 
 
 def _java() -> str:
@@ -214,9 +211,7 @@ def _java() -> str:
     java = shutil.which("java", path=str(Path(home, "bin")) if home else None)
     if java is None:
         where = f"JAVA_HOME ({home})" if home else "the PATH"
-        raise BrokerError(
-            f"Kafka needs Java 17 or newer; there is none in {where}: install it or set JAVA_HOME"
-        )
+        raise BrokerError(f"Kafka needs Java 17 or newer; there is none in {where}: install it or set JAVA_HOME")
     return java
 
 

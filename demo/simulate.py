@@ -15,7 +15,13 @@ DEVICES = [f"device-{n:03d}" for n in range(200)]
 AGENTS = ["north", "south", "east", "west", "core"]
 SHOPS = [f"STR{n}" for n in range(100, 110)]
 CARDS = [str(3_000_000_000 + 7919 * n) for n in range(300)]
-RUBBISH = [b"", b"{not json", b"[1, 2, 3]", b"\xff\xfe\x00", b'{"key": "device-001", "agent": "north", "ts": "yesterday"}']
+RUBBISH = [
+    b"",
+    b"{not json",
+    b"[1, 2, 3]",
+    b"\xff\xfe\x00",
+    b'{"key": "device-001", "agent": "north", "ts": "yesterday"}',
+]
 
 
 def report(dice: random.Random, health: dict[str, str]) -> tuple[str | None, bytes | None]:

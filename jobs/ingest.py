@@ -79,7 +79,9 @@ class Ingest:
                 )
             if position < low:
                 lost = low - position
-                log.warning(f"{self.stream.name}: Kafka has deleted up to {lost} events of partition {partition} before they were read")
+                log.warning(
+                    f"{self.stream.name}: Kafka has deleted up to {lost} events of partition {partition} before they were read"
+                )
 
     def batch(self, records: DataFrame, _batch_id: int = 0) -> None:
         """Commit one batch: the three steps above. Called by Spark's ``foreachBatch``, and by tests."""
@@ -115,10 +117,18 @@ class Ingest:
     def _append_accepted(self, parsed: DataFrame, counts: list[Any], bad: int) -> None:
         offsets = {**self.offsets, **{row[0]: row[3] + 1 for row in counts}}
         events = self.events + sum(row[1] for row in counts) - bad
-        kept = {"offsets": {str(p): o for p, o in sorted(offsets.items())}, "events": events, "quarantined": self.refused + bad}
+        kept = {
+            "offsets": {str(p): o for p, o in sorted(offsets.items())},
+            "events": events,
+            "quarantined": self.refused + bad,
+        }
         rows = accepted(parsed, self.stream)
         # The txn makes a commit of a batch with nothing but refused events, and a conflict of a second writer.
-        done = {"txnAppId": "ingest", "txnVersion": str(events + self.refused + bad), "userMetadata": json.dumps(kept)}
+        done = {
+            "txnAppId": "ingest",
+            "txnVersion": str(events + self.refused + bad),
+            "userMetadata": json.dumps(kept),
+        }
         rows.write.format("delta").mode("append").options(**done).save(self.changelog)
         self.offsets, self.events, self.refused = offsets, events, self.refused + bad
 
@@ -178,12 +188,12 @@ class Ingest:
                 query.awaitTermination(1) if once else self.stopping.wait(0.2)
             if self.stopping.is_set():
                 return self.stop(query)
-            error = query.exception()
-            if error is None:
+            failure = query.exception()
+            if failure is None:
                 return None
             failures = 0 if self.offsets != before else failures + 1
             if once and failures >= 3:
-                raise StatehouseError(f"stream {self.stream.name}: {first_line(error)}")
-            log.warning(f"{self.stream.name}: {first_line(error)}; going on from the changelog's offsets")
+                raise StatehouseError(f"stream {self.stream.name}: {first_line(failure)}")
+            log.warning(f"{self.stream.name}: {first_line(failure)}; going on from the changelog's offsets")
             self.stopping.wait(min(2**failures, 30))
         return None

@@ -82,6 +82,15 @@ def create_store(spark: SparkSession, config: Config, rule: Rule) -> None:
             f"{table(config, 'tombstones', name)}: the state is then folded again from the changelog"
         )
     keys = ",".join(quoted(k) for k in rule.keys)
-    state = {DEFINITION: definition_of(rule), "delta.checkpointInterval": "50", "delta.dataSkippingStatsColumns": keys}
-    create(spark, table(config, "tombstones", name), rule.tombstone_columns, {"delta.dataSkippingStatsColumns": f"{keys},log_time"})
+    state = {
+        DEFINITION: definition_of(rule),
+        "delta.checkpointInterval": "50",
+        "delta.dataSkippingStatsColumns": keys,
+    }
+    create(
+        spark,
+        table(config, "tombstones", name),
+        rule.tombstone_columns,
+        {"delta.dataSkippingStatsColumns": f"{keys},log_time"},
+    )
     create(spark, table(config, "state", name), rule.state_columns, state)

@@ -25,7 +25,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from delta.tables import DeltaTable
-from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -36,7 +35,6 @@ from statehouse.config import Config, Store
 from statehouse.errors import DefinitionChanged, StatehouseError, first_line
 from statehouse.fold import quoted
 from statehouse.tables import POSITION, metadata, opened, position, table
-
 
 log = logging.getLogger("statehouse")
 
@@ -80,19 +78,15 @@ class Merge:
         if not events:  # only the position moves
             self._move(head, total)
             return Round(self.store.name, start, head, 0, 0, time.monotonic() - began)
-        rows = self._rows(slice_, resets > 0).persist(StorageLevel.MEMORY_AND_DISK)
-        anew = rows
-        try:
-            keys, absent, torn = rows.selectExpr("count(*)", "count_if(NOT _present)", "count_if(_conflict)").collect()[0]
-            if torn:
-                anew = self._again(rows, head).persist(StorageLevel.MEMORY_AND_DISK)
-                absent = anew.where("NOT _present").count()
-            if absent:
-                self._remember(anew, head)
-            self._merge(anew, head, total)
-        finally:
-            anew.unpersist()
-            rows.unpersist()
+        # A checkpoint and not a cache: the plan behind it is long, and would be planned again by each step that follows.
+        rows = self._rows(slice_, resets > 0).localCheckpoint()
+        keys, absent, torn = rows.selectExpr("count(*)", "count_if(NOT _present)", "count_if(_conflict)").collect()[0]
+        if torn:
+            rows = self._again(rows, head).localCheckpoint()
+            absent = rows.where("NOT _present").count()
+        if absent:
+            self._remember(rows, head)
+        self._merge(rows, head, total)
         return Round(self.store.name, start, head, events, keys, time.monotonic() - began)
 
     def _slice(self, start: int | None, head: int) -> DataFrame:
@@ -113,8 +107,10 @@ class Merge:
         rule, load = self.rule, self.spark.read.format("delta").load
         events = self._sql(rule.project("log"), log=slice_)
         folded = self._sql(rule.fold("events", resets), events=events)
-        views = {"folded": folded, "state": load(self.state), "tombstones": load(self.tombstones)}
-        return self._sql(rule.combine("folded", "state", "tombstones"), **views)
+        views = {"folded": folded, "state": load(self.state)}
+        if (tombstones := opened(self.tombstones)) and tombstones.version() > 0:  # there has been one
+            views["tombstones"] = load(self.tombstones)
+        return self._sql(rule.combine("folded", "state", "tombstones" if "tombstones" in views else None), **views)
 
     def _again(self, rows: DataFrame, head: int) -> DataFrame:
         """The same rows; those of keys that a late reset tore, folded from the whole changelog."""
@@ -146,7 +142,9 @@ class Merge:
                 .execute()
             )
         if position(self.state) != head:  # the txn was there already: somebody else has merged meanwhile
-            raise StatehouseError(f"store {self.store.name}: its state was written by another process; one writer a table")
+            raise StatehouseError(
+                f"store {self.store.name}: its state was written by another process; one writer a table"
+            )
 
     def _move(self, head: int, unkeyed: int) -> None:
         nothing = self.spark.read.format("delta").load(self.state).limit(0)

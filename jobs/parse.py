@@ -65,7 +65,10 @@ def _report_reason(stream: Stream) -> str:
         given = " OR ".join(f"{_field(c)} IS NOT NULL" for c in stream.time_columns)
         branches += [
             (f"({given}) AND _time IS NULL", literal(f"found no time in {stream.time}")),
-            (f"_time NOT BETWEEN {LEAST} AND {GREATEST}", "'found an event time outside the years 1 to 9999'"),
+            (
+                f"_time NOT BETWEEN {LEAST} AND {GREATEST}",
+                "'found an event time outside the years 1 to 9999'",
+            ),
         ]
     return _case(branches)
 
@@ -76,7 +79,10 @@ def _control_reason(stream: Stream, rules: Iterable[Rule]) -> str:
     names = ", ".join(literal(r.store.name) for r in rules) or "''"
     expected = ", ".join(r.store.name for r in rules) or "none: this stream has no stores"
     branches = [
-        ("_op NOT IN ('set', 'purge')", f"concat({literal(OP_HEADER)}, ': found ', _op, ', expected set or purge')"),
+        (
+            "_op NOT IN ('set', 'purge')",
+            f"concat({literal(OP_HEADER)}, ': found ', _op, ', expected set or purge')",
+        ),
         ("_key IS NULL", "concat('a ', _op, ' without a key in UTF-8')"),
         (
             f"_store NOT IN ({names})",
@@ -141,7 +147,10 @@ def parse(records: DataFrame, stream: Stream, rules: Iterable[Rule]) -> DataFram
         )
         # A report is what has no operation; it may be a header that says so too.
         .withColumn("_store", F.expr("CASE WHEN _op <> 'report' THEN _store END"))
-        .withColumn("_json", F.expr(f"CASE WHEN _op = 'report' THEN from_json(_text, {literal(schema)}, {options}) END"))
+        .withColumn(
+            "_json",
+            F.expr(f"CASE WHEN _op = 'report' THEN from_json(_text, {literal(schema)}, {options}) END"),
+        )
         .withColumn("_agent", F.expr("CASE WHEN _op = 'set' THEN get_json_object(_text, '$.agent') END"))
         .withColumn("_value", F.expr("CASE WHEN _op = 'set' THEN get_json_object(_text, '$.value') END"))
         .selectExpr("*", *payload)
@@ -153,7 +162,15 @@ def parse(records: DataFrame, stream: Stream, rules: Iterable[Rule]) -> DataFram
         .withColumn("_event_time", F.expr("coalesce(_time, _timestamp)"))
         .withColumn("_log_time", F.current_timestamp())
         .withColumn("_payload", F.expr("_text" if stream.keep_payload else "CAST(NULL AS STRING)"))
-        .select(*(quoted(c.name) for c in stream.columns), *EVENT_COLUMNS, "_reason", "_text", "_bytes", "_headers", "_timestamp")
+        .select(
+            *(quoted(c.name) for c in stream.columns),
+            *EVENT_COLUMNS,
+            "_reason",
+            "_text",
+            "_bytes",
+            "_headers",
+            "_timestamp",
+        )
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
@@ -16,7 +18,7 @@ REFUSED_KEYS = ("map", "array", "struct", "binary", "float", "double", "variant"
 def schema_of(spark: SparkSession, stream: Stream) -> StructType:
     """The payload's columns, all nullable: what is NOT NULL is refused with a reason, not by the parser."""
     ddl = ", ".join(f"`{c.name}` {c.type}" for c in stream.columns)
-    schema = StructType.fromDDL(ddl)
+    schema = cast(StructType, StructType.fromDDL(ddl))
     for found in schema.fields:
         found.nullable = True
     return schema
@@ -77,7 +79,9 @@ def problems(spark: SparkSession, config: Config) -> list[tuple[tuple, str]]:
 def _unfit(store: Store, kind: str) -> str | None:
     """What the reducer expects instead of a value of this type."""
     name = store.reducer.name
-    if name in ("sum", "avg") and not kind.startswith(("TINYINT", "SMALLINT", "INT", "BIGINT", "DECIMAL", "FLOAT", "DOUBLE")):
+    if name in ("sum", "avg") and not kind.startswith(
+        ("TINYINT", "SMALLINT", "INT", "BIGINT", "DECIMAL", "FLOAT", "DOUBLE")
+    ):
         return f"a number to {name}"
     if name in ("min", "max", "majority", "at_least_one") and kind.startswith(("MAP", "VARIANT")):
         return "a type whose values can be compared"
@@ -89,5 +93,3 @@ def rule_of(spark: SparkSession, config: Config, store: Store) -> Rule:
     stream = config.streams[store.stream]
     keys = tuple(type_of(spark, stream, k.expression) for k in store.keys)
     return Rule(store, keys, type_of(spark, stream, store.value) if store.value else "BOOLEAN")
-
-

@@ -25,13 +25,18 @@ log = logging.getLogger("statehouse")
 class Jobs:
     """What ``statehouse run``, ``ingest`` and ``merge`` run. ``stop`` may be called from a signal handler."""
 
-    def __init__(self, config: Config, parts: tuple[str, ...] = ("ingest", "merge"), spark_log: Path | None = None) -> None:
+    def __init__(
+        self, config: Config, parts: tuple[str, ...] = ("ingest", "merge"), spark_log: Path | None = None
+    ) -> None:
         self.config, self.parts = config, parts
         self.stopping = threading.Event()
         self.failure: BaseException | None = None
         self.ingests: list[Ingest] = []
         began = time.monotonic()
-        log.info("starting Spark; its log is %s (the first time it fetches 36 MB of jars)", spark_log or "on the console")
+        log.info(
+            "starting Spark; its log is %s (the first time it fetches 36 MB of jars)",
+            spark_log or "on the console",
+        )
         self.spark: SparkSession = session("statehouse", spark_log)
         log.info("Spark %s is up after %.0f s", self.spark.version, time.monotonic() - began)
         self.locks = [lock(self.spark, config, part) for part in parts]
@@ -44,8 +49,12 @@ class Jobs:
 
     def run(self, once: bool = False) -> None:
         """Run the parts until stopped, or ``once``; raises what made a part give up."""
-        self.ingests = [Ingest(self.spark, self.config, s) for s in self.config.streams.values()] if "ingest" in self.parts else []
-        merges = [Merge(self.spark, self.config, s) for s in self.config.stores.values()] if "merge" in self.parts else []
+        self.ingests = (
+            [Ingest(self.spark, self.config, s) for s in self.config.streams.values()] if "ingest" in self.parts else []
+        )
+        merges = (
+            [Merge(self.spark, self.config, s) for s in self.config.stores.values()] if "merge" in self.parts else []
+        )
         if self.stopping.is_set():
             return
         if once:
@@ -54,10 +63,16 @@ class Jobs:
                 log.info("%s: %d events, %d refused", ingest.stream.name, ingest.events, ingest.refused)
             catch_up(merges, _tell, self.stopping)
             return
-        workers = [threading.Thread(target=self._guard, args=(i.run,), name=f"ingest {i.stream.name}") for i in self.ingests]
+        workers = [
+            threading.Thread(target=self._guard, args=(i.run,), name=f"ingest {i.stream.name}") for i in self.ingests
+        ]
         if merges:
             every = self.config.merge_every / 1000
-            workers.append(threading.Thread(target=self._guard, args=(run_merge, merges, self.stopping, every, _tell), name="merge"))
+            workers.append(
+                threading.Thread(
+                    target=self._guard, args=(run_merge, merges, self.stopping, every, _tell), name="merge"
+                )
+            )
         for worker in workers:
             worker.start()
         log.info("running: %s. Ctrl-C stops", ", ".join(self.parts))
@@ -76,4 +91,12 @@ class Jobs:
 
 
 def _tell(done: Round) -> None:
-    log.info("%s: %d events into %d keys, version %s → %d, %.1f s", done.store, done.events, done.keys, done.start, done.head, done.seconds)
+    log.info(
+        "%s: %d events into %d keys, version %s → %d, %.1f s",
+        done.store,
+        done.events,
+        done.keys,
+        done.start,
+        done.head,
+        done.seconds,
+    )

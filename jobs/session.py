@@ -20,7 +20,7 @@ def defaults() -> dict[str, str]:
     here = Path(DEFAULTS)
     file = here if here.is_file() else Path(__file__).parents[1] / DEFAULTS
     lines = (line.strip() for line in file.read_text().splitlines())
-    return dict(line.split(None, 1) for line in lines if line and not line.startswith("#"))  # type: ignore[misc]
+    return dict(line.split(None, 1) for line in lines if line and not line.startswith("#"))
 
 
 def session(app: str, log: Path | None = None, **settings: str) -> SparkSession:
@@ -89,5 +89,7 @@ def lock(spark: SparkSession, config: Config, name: str, patience: float = 20.0)
             raise LakeBusy(f"{config.root}: '{name}' runs twice in one process") from error
         if time.monotonic() > until:
             java.close()
-            raise LakeBusy(f"{config.root}: another process runs '{name}' on this lake; one writer a table: stop it first")
+            raise LakeBusy(
+                f"{config.root}: another process runs '{name}' on this lake; one writer a table: stop it first"
+            )
         time.sleep(0.2)

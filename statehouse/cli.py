@@ -36,7 +36,9 @@ def parser() -> argparse.ArgumentParser:
 
     def command(name: str, help: str) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=help, description=help)
-        added.add_argument("-c", "--config", metavar="FILE", help="default: $STATEHOUSE_CONFIG, else statehouse.yaml here")
+        added.add_argument(
+            "-c", "--config", metavar="FILE", help="default: $STATEHOUSE_CONFIG, else statehouse.yaml here"
+        )
         return added
 
     command("check", "validate the file, against Spark SQL and DuckDB both; exit 2 when it is wrong")
@@ -51,7 +53,9 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument("--host", default="127.0.0.1")
     serve.add_argument("--port", type=int, default=8080)
     serve.add_argument("--workers", type=int, default=1)
-    broker = commands.add_parser("broker", help="the embedded single-node Kafka", description="the embedded single-node Kafka")
+    broker = commands.add_parser(
+        "broker", help="the embedded single-node Kafka", description="the embedded single-node Kafka"
+    )
     broker.add_argument("--dir", default="./kafka", help="where its data is kept (default: ./kafka)")
     broker.add_argument("--port", type=int, default=9092, help="0: any free one")
     status = command("status", "positions, lags, quarantine counts, table sizes")
@@ -67,7 +71,12 @@ def main(argv: list[str] | None = None) -> int:
     for noisy in ("py4j", "DataFrameQueryContextLogger", "SQLQueryContextLogger"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     try:
-        return int({"check": _check, "serve": _serve, "broker": _broker, "status": _status}.get(arguments.command, _jobs)(arguments) or 0)
+        return int(
+            {"check": _check, "serve": _serve, "broker": _broker, "status": _status}.get(arguments.command, _jobs)(
+                arguments
+            )
+            or 0
+        )
     except StatehouseError as error:
         print(f"statehouse: {error}" if not isinstance(error, ConfigError) else error, file=sys.stderr)
         return error.exit_code
@@ -92,12 +101,18 @@ def _check(arguments: argparse.Namespace) -> int:
     lines = configuration.lines_of(path)
     wrong = problems(spark, config)
     for where, message in wrong:
-        print(f"{path}:{configuration.line_of(lines, where)}: {'.'.join(map(str, where))}: {message}", file=sys.stderr)
+        print(
+            f"{path}:{configuration.line_of(lines, where)}: {'.'.join(map(str, where))}: {message}",
+            file=sys.stderr,
+        )
     if wrong:
         return 2
     for where, message in duckdb_check(config):
         line = configuration.line_of(lines, where)
-        print(f"{path}:{line}: note: {'.'.join(map(str, where))}: {message}; served at the MERGE's freshness", file=sys.stderr)
+        print(
+            f"{path}:{line}: note: {'.'.join(map(str, where))}: {message}; served at the MERGE's freshness",
+            file=sys.stderr,
+        )
     print(f"{path}: {len(config.streams)} streams, {len(config.stores)} stores: all right")
     return 0
 
@@ -108,8 +123,13 @@ def _jobs(arguments: argparse.Namespace) -> None:
 
     parts = ("ingest", "merge") if arguments.command == "run" else (arguments.command,)
     jobs = Jobs(config, parts, _spark_log(config))
-    for name in (signal.SIGTERM, signal.SIGINT):  # after Spark's own handler, which would tear down the batch in hand
-        signal.signal(name, lambda *_: (logging.getLogger("statehouse").info("stopping: finishing what is in hand"), jobs.stop()))
+
+    def stop(_number: int, _frame: object) -> None:
+        logging.getLogger("statehouse").info("stopping: finishing what is in hand")
+        jobs.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):  # after Spark's own handler, which would tear down the batch in hand
+        signal.signal(number, stop)
     jobs.run(arguments.once)
 
 

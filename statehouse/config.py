@@ -15,14 +15,30 @@ from typing import Annotated, Any
 
 import sqlglot
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from sqlglot import exp
 
 from statehouse.errors import ConfigError
 from statehouse.reducers import REDUCERS, Reducer, parse_reduce
 
 DEFAULT_FILE = "statehouse.yaml"
-UNITS = {"millisecond": 1, "second": 1000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000, "week": 604_800_000}
+UNITS = {
+    "millisecond": 1,
+    "second": 1000,
+    "minute": 60_000,
+    "hour": 3_600_000,
+    "day": 86_400_000,
+    "week": 604_800_000,
+}
 
 
 def milliseconds(text: Any) -> int:
@@ -44,7 +60,7 @@ def _one_line(error: Exception) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()[0].rstrip(".")
 
 
-def parse_expression(text: str) -> exp.Expression:
+def parse_expression(text: str) -> exp.Expr:
     """A Spark SQL expression as sqlglot's tree; ValueError when it is not one."""
     try:
         return sqlglot.parse_one(text, dialect="spark")
@@ -84,7 +100,9 @@ def parse_schema(ddl: str) -> list[Column]:
         table = sqlglot.parse_one(f"CREATE TABLE t ({ddl})", dialect="spark")
         definitions = list(table.this.expressions)
     except (sqlglot.errors.SqlglotError, AttributeError) as error:
-        raise ValueError(f"found {ddl!r}, expected a DDL such as 'key STRING, ts TIMESTAMP': {_one_line(error)}") from None
+        raise ValueError(
+            f"found {ddl!r}, expected a DDL such as 'key STRING, ts TIMESTAMP': {_one_line(error)}"
+        ) from None
     columns = []
     for found in definitions:
         if not isinstance(found, exp.ColumnDef) or found.kind is None:
@@ -185,11 +203,15 @@ class Store(_Model):
             raise ValueError(f"found no 'value', expected an expression: {name} reduces values")
         names = [k.name for k in self.keys]
         if "" in names:
-            raise ValueError(f"found the key part {self.key[names.index('')]!r}, expected a column or 'expression AS name'")
-        taken = {"value", "event_time", "changed_at", "reset", *reducer.columns}
+            raise ValueError(
+                f"found the key part {self.key[names.index('')]!r}, expected a column or 'expression AS name'"
+            )
+        taken = {"value", "event_time", "changed_at", "reset", "position", *reducer.columns}
         for key in names:
             if key in taken or key.startswith("_") or names.count(key) > 1:
-                raise ValueError(f"found a key part named {key!r}, expected a name of its own: write 'expression AS name'")
+                raise ValueError(
+                    f"found a key part named {key!r}, expected a name of its own: write 'expression AS name'"
+                )
         return self
 
 
@@ -212,13 +234,23 @@ class Config(_Model):
                 data[section] = {n: {**e, "name": n} if isinstance(e, dict) else e for n, e in entries.items()}
         return data
 
+    @field_validator("root")
+    @classmethod
+    def _readable(cls, root: str) -> str:
+        # Each of these is read as part of a URL or a pattern by one of the engines: a wrong folder, or none, in silence.
+        if found := re.findall(r"[#%?\[\]*{}]", root):
+            raise ValueError(f"found {found[0]!r} in {root!r}, expected a path without # % ? * [ ] {{ }}")
+        return root
+
     def stores_of(self, stream: str) -> list[Store]:
         """The stores that a stream feeds, in the file's order."""
         return [s for s in self.stores.values() if s.stream == stream]
 
 
-def _nodes(node: yaml.Node, path: tuple = ()) -> Iterator[tuple[tuple, int]]:
+def _nodes(node: yaml.Node | None, path: tuple = ()) -> Iterator[tuple[tuple, int]]:
     """Every path of a YAML document with the line that it stands on."""
+    if node is None:  # an empty file
+        return
     yield path, node.start_mark.line + 1
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
@@ -243,7 +275,7 @@ def _override(data: Any, environ: Mapping[str, str]) -> None:
             continue
         known = {_flat(n): n for n in (Config.model_fields if at is data else at)}
         name = known.get(leaf, leaf)
-        if at is data and leaf not in known or isinstance(at.get(name), (dict, list)):
+        if (at is data and leaf not in known) or isinstance(at.get(name), (dict, list)):
             continue  # other variables with this prefix are not ours; only scalars can be overridden
         at[name] = str(Path(value).absolute()) if name == "root" and "://" not in value else yaml.safe_load(value)
 
@@ -282,9 +314,15 @@ def load(file: str | Path | None = None, environ: Mapping[str, str] = os.environ
         if store.stream not in config.streams:
             line = line_of(lines, ("stores", store.name, "stream"))
             names = ", ".join(config.streams)
-            raise ConfigError(f"{path}:{line}: stores.{store.name}: found stream {store.stream!r}, expected one of {names}")
+            raise ConfigError(
+                f"{path}:{line}: stores.{store.name}: found stream {store.stream!r}, expected one of {names}"
+            )
     if "://" not in config.root:
-        config = config.model_copy(update={"root": str((path.parent / config.root).absolute())})
+        try:
+            root = Config._readable(str((path.parent / config.root).absolute()))
+        except ValueError as error:
+            raise ConfigError(f"{path}:{line_of(lines, ('root',))}: root: {error}") from None
+        config = config.model_copy(update={"root": root})
     return config
 
 
@@ -301,7 +339,9 @@ def lines_of(file: str | Path) -> dict[tuple, int]:
 
 
 def _complaint(path: Path, lines: Mapping[tuple, int], error: Mapping[str, Any]) -> str:
-    where = tuple(p for p in error["loc"] if p != "[key]" and not str(p).startswith(("function-", "list[", "constrained-")))
+    where = tuple(
+        p for p in error["loc"] if p != "[key]" and not str(p).startswith(("function-", "list[", "constrained-"))
+    )
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
         model: Any = {"streams": Stream, "stores": Store}.get(str(where[0]) if len(where) > 1 else "", Config)

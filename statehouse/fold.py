@@ -17,7 +17,19 @@ from dataclasses import dataclass
 from statehouse.config import Store
 from statehouse.reducers import ORDER, ORDER_SQL
 
-SCALARS = ("STRING", "BOOLEAN", "TINYINT", "SMALLINT", "INT", "BIGINT", "FLOAT", "DOUBLE", "DATE", "TIMESTAMP", "DECIMAL")
+SCALARS = (
+    "STRING",
+    "BOOLEAN",
+    "TINYINT",
+    "SMALLINT",
+    "INT",
+    "BIGINT",
+    "FLOAT",
+    "DOUBLE",
+    "DATE",
+    "TIMESTAMP",
+    "DECIMAL",
+)
 
 
 def quoted(name: str) -> str:
@@ -81,7 +93,7 @@ class Rule:
             "{ACC}": accumulator(self.value_input),
             "{V}": self.value_type,
             "{s}": side,
-            **{"{%d}" % i: literal(a) for i, a in enumerate(self.store.arguments)},
+            **{f"{{{i}}}": literal(a) for i, a in enumerate(self.store.arguments)},
         }
         for name, replacement in parts.items():
             text = text.replace(name, replacement)
@@ -98,14 +110,22 @@ class Rule:
             return [f"CAST(_key AS {types[0]})"]
         split = "split(_key, '/')"
         parts = (f"try_url_decode({split}[{i}])" for i in range(len(types)))
-        return [f"CASE WHEN size({split}) = {len(types)} THEN CAST({p} AS {t}) END" for p, t in zip(parts, types, strict=True)]
+        return [
+            f"CASE WHEN size({split}) = {len(types)} THEN CAST({p} AS {t}) END"
+            for p, t in zip(parts, types, strict=True)
+        ]
 
     def set_value(self) -> str:
         """The value that a set gives: JSON text in ``_value``, null where it is not of the store's type."""
         kind = self.event_type.upper()
         if not kind.startswith(SCALARS):
             return f"from_json(_value, {literal(self.event_type)})"
-        if kind in ("TINYINT", "SMALLINT", "INT", "BIGINT"):  # a cast would cut 1.5 in one engine and round it in the other
+        if kind in (
+            "TINYINT",
+            "SMALLINT",
+            "INT",
+            "BIGINT",
+        ):  # a cast would cut 1.5 in one engine and round it in the other
             return f"CASE WHEN _value RLIKE '^[-+]?[0-9]+$' THEN CAST(_value AS {kind}) END"
         return f"CAST(_value AS {self.event_type})"
 
@@ -165,7 +185,9 @@ class Rule:
         first = quoted(next(iter(self.keys)))
 
         def older(column: str, kind: str) -> str:
-            remembered = f"t.{quoted(column)}" if tombstones and column in self.tombstone_columns else f"CAST(NULL AS {kind})"
+            remembered = (
+                f"t.{quoted(column)}" if tombstones and column in self.tombstone_columns else f"CAST(NULL AS {kind})"
+            )
             if again:
                 return f"CAST(NULL AS {kind})"
             return f"CASE WHEN s.{first} IS NOT NULL THEN s.{quoted(column)} ELSE {remembered} END"
@@ -179,7 +201,9 @@ class Rule:
         split = " OR ".join(f"coalesce({s}._first < _reset AND {s}._last >= _reset, FALSE)" for s in "ab")
         combined = ", ".join(f"{self._fill(reducer.combine[c])} AS {quoted(c)}" for c in own)
         results = {"value": self._fill(reducer.value), **{c: quoted(c) for c in own if c != "value"}}
-        joined = f"LEFT JOIN {self._latest_tombstones(tombstones)} AS t USING ({keys})" if tombstones and not again else ""
+        joined = (
+            f"LEFT JOIN {self._latest_tombstones(tombstones)} AS t USING ({keys})" if tombstones and not again else ""
+        )
         return f"""
   SELECT {keys}, {", ".join(f"{e} AS {quoted(c)}" for c, e in results.items())},
     {self._fill(reducer.event_time)} AS event_time,

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from confluent_kafka import KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from statehouse.errors import KafkaUnavailable
 
@@ -55,7 +56,11 @@ def create_topic(properties: dict[str, Any], topic: str, timeout: float = 10.0, 
 
 
 def await_topic(
-    properties: dict[str, Any], topic: str, stopping: Callable[[], bool], say: Callable[[str], None], patience: float
+    properties: dict[str, Any],
+    topic: str,
+    stopping: Callable[[], bool],
+    say: Callable[[str], None],
+    patience: float,
 ) -> list[int]:
     """The partitions of a topic, which is created if it is absent; waits while Kafka is away.
 

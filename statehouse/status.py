@@ -18,7 +18,9 @@ def rows_and_bytes(path: str) -> tuple[int, int]:
     if opened(path) is None:
         return 0, 0
     actions = DeltaTable(path).get_add_actions(flatten=True)
-    columns = {name: actions[name].to_pylist() for name in actions.schema.names if name in ("num_records", "size_bytes")}
+    columns = {
+        name: actions[name].to_pylist() for name in actions.schema.names if name in ("num_records", "size_bytes")
+    }
     return sum(columns.get("num_records") or []), sum(columns.get("size_bytes") or [])
 
 

@@ -48,8 +48,7 @@ def position(path: str) -> int | None:
 def commits(delta: DeltaTable) -> Any:
     """The commits' infos, newest first."""
     step = 20
-    for entry in delta.history(step):
-        yield entry
+    yield from delta.history(step)
     seen = step
     while seen <= delta.version():
         step *= 4

@@ -31,7 +31,15 @@ def payload(value):
 def record(topic, partition, offset, time_us, key, value, headers=None):
     """A row of SCHEMA."""
     pairs = [(k, v.encode()) for k, v in (headers or {}).items()] or None
-    return (topic, partition, offset, stamp(time_us), None if key is None else key.encode(), payload(value), pairs)
+    return (
+        topic,
+        partition,
+        offset,
+        stamp(time_us),
+        None if key is None else key.encode(),
+        payload(value),
+        pairs,
+    )
 
 
 def control(op, store=None):

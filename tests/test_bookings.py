@@ -35,7 +35,13 @@ stores:
 def statehouse(folder, *words, **options):
     """Run the command as its own process in a folder; its output goes to a file there."""
     with open(folder / "command.log", "ab") as log:
-        done = subprocess.run([sys.executable, "-m", "statehouse.cli", *words], cwd=folder, stderr=log, stdout=subprocess.PIPE, **options)
+        done = subprocess.run(
+            [sys.executable, "-m", "statehouse.cli", *words],
+            cwd=folder,
+            stderr=log,
+            stdout=subprocess.PIPE,
+            **options,
+        )
     assert done.returncode == 0, (folder / "command.log").read_text()[-3000:]
     return done.stdout.decode()
 
@@ -43,7 +49,12 @@ def statehouse(folder, *words, **options):
 def serve(folder, port):
     """The API as its own process, ready to answer."""
     log = open(folder / "serve.log", "wb")  # noqa: SIM115 (it lives as long as the process)
-    process = subprocess.Popen([sys.executable, "-m", "statehouse.cli", "serve", "--port", str(port)], cwd=folder, stdout=log, stderr=log)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "statehouse.cli", "serve", "--port", str(port)],
+        cwd=folder,
+        stdout=log,
+        stderr=log,
+    )
 
     def up():
         assert process.poll() is None, (folder / "serve.log").read_text()
@@ -81,7 +92,11 @@ def test_the_bookings_of_every_customer(broker, tmp_path, unused_tcp_port):
         produce(broker.bootstrap, topic, [(None, line.strip(), None, 0) for line in lines])
     statehouse(tmp_path, "run", "--once")
     status = json.loads(statehouse(tmp_path, "status", "--json"))
-    assert (status["streams"][0]["events"], status["streams"][0]["quarantined"], status["streams"][0]["behind"]) == (16_044, 0, 0)
+    assert (
+        status["streams"][0]["events"],
+        status["streams"][0]["quarantined"],
+        status["streams"][0]["behind"],
+    ) == (16_044, 0, 0)
     before = {s["store"]: s["version"] for s in status["stores"]}
     statehouse(tmp_path, "run", "--once")
     again = json.loads(statehouse(tmp_path, "status", "--json"))

@@ -178,9 +178,7 @@ def test_a_start_that_fails_quotes_the_log(tmp_path: Path, monkeypatch: pytest.M
         Broker(tmp_path).start()
 
 
-def test_a_failed_download_is_tried_again_and_names_its_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_download_is_tried_again_and_names_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     java = tmp_path / "java"
     java.write_text("#!/bin/sh\necho no network today\nexit 1\n")
     java.chmod(0o755)

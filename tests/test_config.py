@@ -56,7 +56,12 @@ def test_the_environment_overrides_scalars(tmp_path):
 @pytest.mark.parametrize(
     ("found", "instead", "line", "says"),
     [
-        ("reduce: majority", "reduce: majorty", 10, "found reduce: 'majorty', expected one of at_least_one, avg"),
+        (
+            "reduce: majority",
+            "reduce: majorty",
+            10,
+            "found reduce: 'majorty', expected one of at_least_one, avg",
+        ),
         ("reduce: majority", "reduce: at_least_one(alarm)", 10, "expected at_least_one(value, otherwise)"),
         ("    agent: agent\n", "", 10, "found no 'agent', expected one: majority"),
         ("    value: value\n", "", 10, "found no 'value', expected an expression: majority"),
@@ -72,6 +77,7 @@ def test_the_environment_overrides_scalars(tmp_path):
         ("    reduce", "    reduces: x\n    reduce", 15, "found 'reduces', expected one of agent, key"),
         ("root: ./lake", "root: ./lake\nmerge_every: often", 2, "expected a duration such as '5 seconds'"),
         ("  status:", "  sta/tus:", 10, "expected a letter, then letters, digits"),
+        ("root: ./lake", "root: ./la#ke", 1, "expected a path without #"),
         ("stores:", "stores: [", 16, "not YAML"),
     ],
 )

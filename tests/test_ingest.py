@@ -48,7 +48,12 @@ REFUSED = [
     ("k", {"key": "k"}, None, "agent: found nothing"),
     ("k", {**GOOD, "ts": "yesterday"}, None, "ts: found yesterday, expected TIMESTAMP"),
     ("k", {**GOOD, "ts": "+12024-01-01T00:00:00Z"}, None, "ts"),
-    ("k", {"value": 1}, {"statehouse-op": "add", "statehouse-store": "total"}, "found add, expected set or purge"),
+    (
+        "k",
+        {"value": 1},
+        {"statehouse-op": "add", "statehouse-store": "total"},
+        "found add, expected set or purge",
+    ),
     ("k", {"value": 1}, control("set", "nosuch"), "found nosuch, expected one of total, last"),
     ("k", {"value": 1}, control("set"), "without the header statehouse-store"),
     ("k", {"value": "x"}, control("set", "total"), "value: found x, expected BIGINT"),
@@ -111,7 +116,9 @@ def test_bad_input_is_refused_with_a_reason_and_stops_nothing(spark, broker, lak
 
 def test_a_whole_batch_again_changes_nothing(spark, lake):
     config = lake(STREAM.format(topic="t"))
-    batch = [record("t", 0, o, 10**15 + o, k, v, h) for o, (k, v, h) in enumerate([("k", GOOD, None), ("k", b"?", None)] * 5)]
+    batch = [
+        record("t", 0, o, 10**15 + o, k, v, h) for o, (k, v, h) in enumerate([("k", GOOD, None), ("k", b"?", None)] * 5)
+    ]
     frame = spark.createDataFrame(batch, SCHEMA)
     ingest = Ingest(spark, config, config.streams["s"])
     ingest.batch(frame)
@@ -123,7 +130,9 @@ def test_a_whole_batch_again_changes_nothing(spark, lake):
 @pytest.mark.parametrize("after", ["_append_refused", "_append_accepted"])
 def test_a_crash_after_each_step_of_the_protocol_leaves_each_event_once(spark, lake, monkeypatch, after):
     config = lake(STREAM.format(topic="t"))
-    batch = [record("t", 0, o, 10**15 + o, k, v, h) for o, (k, v, h) in enumerate([("k", GOOD, None), ("k", b"?", None)] * 5)]
+    batch = [
+        record("t", 0, o, 10**15 + o, k, v, h) for o, (k, v, h) in enumerate([("k", GOOD, None), ("k", b"?", None)] * 5)
+    ]
     ingest = Ingest(spark, config, config.streams["s"])
     step = getattr(ingest, after)
 
@@ -195,7 +204,9 @@ def test_kafka_away_at_the_start_and_in_the_middle(spark, java, lake, tmp_path):
 
 def test_spark_names_what_is_wrong_with_an_expression(spark, lake):
     text = STREAM.format(topic="t").replace("value: n, reduce: sum", "value: nn, reduce: sum")
-    text = text.replace('key: "upper(key)"', 'key: "nosuch(key)"').replace("value: agent, reduce: latest", "value: agent, where: n, reduce: latest")
+    text = text.replace('key: "upper(key)"', 'key: "nosuch(key)"').replace(
+        "value: agent, reduce: latest", "value: agent, where: n, reduce: latest"
+    )
     found = {path: message for path, message in problems(spark, lake(text))}
     assert "nn" in found[("stores", "total", "value")]
     assert "nosuch" in found[("stores", "odd", "key")]

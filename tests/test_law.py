@@ -49,7 +49,15 @@ TIMES = st.integers(-3, 8).map(lambda s: T0 + s * 1_000_000)
 KEYS = st.sampled_from(["a", "b", "ü/%2F \u2603", "x" * 3000])
 OPS = st.sampled_from(["report"] * 7 + ["null", "set", "set", "purge", "purge all"])
 EVENTS = st.lists(
-    st.tuples(KEYS, OPS, st.sampled_from("pqr"), st.sampled_from("abc"), st.integers(-5, 9), TIMES, st.integers(0, 1)),
+    st.tuples(
+        KEYS,
+        OPS,
+        st.sampled_from("pqr"),
+        st.sampled_from("abc"),
+        st.integers(-5, 9),
+        TIMES,
+        st.integers(0, 1),
+    ),
     min_size=1,
     max_size=14,
 )
@@ -72,10 +80,20 @@ def as_records(example, number):
         given_ = {"value": letter, "n": n, "d": Decimal(n) / 4}
         if op in ("report", "null"):
             given_ = {c: None if op == "null" else v for c, v in given_.items()}
-            body = {"key": key, "agent": agent, "ts": iso(time), **{c: None if v is None else str(v) if c == "value" else float(v) if c == "d" else v for c, v in given_.items()}}
+            body = {
+                "key": key,
+                "agent": agent,
+                "ts": iso(time),
+                **{
+                    c: None if v is None else str(v) if c == "value" else float(v) if c == "d" else v
+                    for c, v in given_.items()
+                },
+            }
             records.append(record("t", partition, offset, time, key, body))
             for store, (column, _) in STORES.items():
-                expected[store].setdefault(key, []).append({"op": "report", "agent": agent, "value": given_[column], "order": order})
+                expected[store].setdefault(key, []).append(
+                    {"op": "report", "agent": agent, "value": given_[column], "order": order}
+                )
             continue
         store = list(STORES)[n % len(STORES)]
         targets = list(STORES) if op == "purge all" else [store]
@@ -84,7 +102,9 @@ def as_records(example, number):
         body = {"value": float(value) if isinstance(value, Decimal) else value, "agent": agent} if op == "set" else None
         records.append(record("t", partition, offset, time, key, body, headers))
         for target in targets:
-            expected[target].setdefault(key, []).append({"op": op.split()[0], "agent": agent, "value": value, "order": order})
+            expected[target].setdefault(key, []).append(
+                {"op": op.split()[0], "agent": agent, "value": value, "order": order}
+            )
     return records, expected
 
 
@@ -118,7 +138,10 @@ def actual(spark, config, store):
     found = {}
     for row in rows(spark, f"{config.root}/state/{store}"):
         at = row["event_time"]
-        found[row["key"]] = row["value"], int((at - __import__("datetime").datetime(1970, 1, 1)).total_seconds() * 1_000_000)
+        found[row["key"]] = (
+            row["value"],
+            int((at - __import__("datetime").datetime(1970, 1, 1)).total_seconds() * 1_000_000),
+        )
     return found
 
 

@@ -1,0 +1,81 @@
+"""Whether DuckDB can compute a store's expressions too: transpiled by sqlglot, bound by DuckDB itself.
+
+What it cannot is no error: such a store is served at the MERGE's freshness.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import duckdb
+import sqlglot
+
+from api.duck import quoted
+from statehouse.config import Config, Store, Stream
+
+# What the system knows of an event; an expression may use it like the payload's columns.
+SYSTEM = {
+    "_topic": "STRING",
+    "_partition": "INT",
+    "_offset": "BIGINT",
+    "_event_time": "TIMESTAMP",
+    "_log_time": "TIMESTAMP",
+    "_op": "STRING",
+    "_key": "STRING",
+}
+
+
+def check(config: Config) -> list[tuple[tuple, str]]:
+    """What DuckDB cannot compute: a path in the file, such as ``("stores", "rewards", "value")``, and why."""
+    found: list[tuple[tuple, str]] = []
+    # sqlglot also prints what it raises.
+    logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
+    with duckdb.connect() as connection:
+        for stream in config.streams.values():
+            try:
+                connection.execute(f"CREATE OR REPLACE TABLE events ({_columns(stream)})")
+            except (sqlglot.errors.SqlglotError, duckdb.Error) as error:
+                found.append((("streams", stream.name, "schema"), _reason(error)))
+                continue
+            for store in config.stores_of(stream.name):
+                found += _store(connection, store)
+    return found
+
+
+def transpiled(expression: str) -> str:
+    """A Spark SQL expression as DuckDB writes it; raises an sqlglot error where it has no equivalent."""
+    return sqlglot.transpile(expression, read="spark", write="duckdb", unsupported_level=sqlglot.ErrorLevel.RAISE)[0]
+
+
+def _columns(stream: Stream) -> str:
+    columns = {**{c.name: c.type for c in stream.columns}, **SYSTEM}
+    return ", ".join(f"{quoted(n)} {_type(t)}" for n, t in columns.items())
+
+
+def _type(kind: str) -> str:
+    return sqlglot.exp.DataType.build(kind, dialect="spark").sql("duckdb")
+
+
+def _expressions(store: Store) -> Iterator[tuple[tuple, str]]:
+    for index, key in enumerate(store.keys):
+        yield ("key", index) if store.composite else ("key",), key.expression
+    if store.agent:
+        yield ("agent",), store.agent
+    if store.value:
+        yield ("value",), store.value
+    if store.where:
+        yield ("where",), f"CASE WHEN {store.where} THEN 1 END"
+
+
+def _store(connection: duckdb.DuckDBPyConnection, store: Store) -> Iterator[tuple[tuple, str]]:
+    for place, expression in _expressions(store):
+        try:
+            connection.execute(f"PREPARE probe AS SELECT {transpiled(expression)} FROM events")
+            connection.execute("DEALLOCATE probe")
+        except (sqlglot.errors.SqlglotError, duckdb.Error) as error:
+            yield ("stores", store.name, *place), _reason(error)
+
+
+def _reason(error: Exception) -> str:
+    return f"DuckDB cannot compute it: {str(error).splitlines()[0]}"

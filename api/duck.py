@@ -1,0 +1,67 @@
+"""DuckDB with its delta extension: opened in one place, one cursor a thread."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from statehouse.errors import StatehouseError
+
+WRONG = ("1.5.1", "1.5.2")  # they give wrong rows where a filter is on a partition column
+
+
+def quoted(name: str) -> str:
+    """A name as DuckDB's SQL writes it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    """A string as DuckDB's SQL writes it."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def connect(version: str = duckdb.__version__) -> duckdb.DuckDBPyConnection:
+    """A new in-memory database that can attach Delta tables; its times are UTC."""
+    if version in WRONG:
+        raise StatehouseError(
+            f"found DuckDB {version}, which reads wrong rows from partitioned Delta tables: pip install 'duckdb==1.5.5'"
+        )
+    connection = duckdb.connect()
+    connection.execute("SET TimeZone = 'UTC'")
+    try:
+        extension = _extension()
+        if extension is None:
+            connection.execute("INSTALL delta")
+        connection.execute(f"LOAD {literal(str(extension))}" if extension else "LOAD delta")
+    except duckdb.Error as error:
+        reason = str(error).splitlines()[0]
+        raise StatehouseError(
+            f"DuckDB {version} has no delta extension ({reason}): pip install 'duckdb-extension-delta=={version}'"
+        ) from None
+    return connection
+
+
+def _extension() -> Path | None:
+    """The signed extension as the wheel brings it: loaded from where it is, nothing is copied or fetched."""
+    spec = importlib.util.find_spec("duckdb_extension_delta")
+    folders = (spec and spec.submodule_search_locations) or []
+    found = (Path(f, "extensions", f"v{duckdb.__version__}", "delta.duckdb_extension") for f in folders)
+    return next((file for file in found if file.is_file()), None)
+
+
+class Cursors:
+    """One cursor a thread over one database; a thread's cursor ends with the thread."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+        self._connection = connection
+        self._local = threading.local()
+
+    def rows(self, sql: str, parameters: list[Any] | None = None) -> list[tuple[Any, ...]]:
+        """The rows of a query."""
+        if not hasattr(self._local, "cursor"):
+            self._local.cursor = self._connection.cursor()
+        return self._local.cursor.execute(sql, parameters or []).fetchall()

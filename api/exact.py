@@ -1,0 +1,82 @@
+"""JSON without loss: what DuckDB gives, as text. Every digit of a number survives.
+
+The standard encoder knows floats only, so this one is written out. Times are ISO 8601 in UTC, binary is
+base64, a map's keys are text. What JSON has no number for (NaN, infinity) is null.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import json
+import math
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+from flask import Response
+
+
+def dumps(value: Any) -> str:
+    """A value, nested as it may be, as compact JSON text."""
+    if value is None:
+        return "null"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(_name(k), ensure_ascii=False)}:{dumps(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(map(dumps, value)) + "]"
+    encode = _SCALARS.get(type(value), _text)
+    return encode(value)
+
+
+def loads(text: str) -> Any:
+    """The opposite, for what a caller sends: numbers with a fraction or an exponent become Decimals.
+
+    Raises ValueError for what is not JSON, also for NaN and Infinity, which Python alone takes for JSON.
+    """
+    try:
+        return json.loads(text, parse_float=Decimal, parse_constant=_refused)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def answer(document: Any, status: int = 200) -> Response:
+    """A document as Flask's response."""
+    return Response(dumps(document) + "\n", status, content_type="application/json")
+
+
+def time(moment: dt.datetime) -> str:
+    """A moment, in UTC, as ISO 8601."""
+    return moment.replace(tzinfo=None).isoformat() + "Z"
+
+
+def _refused(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _decimal(number: Decimal) -> str:
+    exponent = number.as_tuple().exponent
+    if not isinstance(exponent, int):
+        return "null"
+    # A column has at most 38 digits; what a caller sends may have an exponent that nobody wants written out.
+    return format(number, "f") if -40 < exponent <= 0 else str(number)
+
+
+def _text(value: Any) -> str:
+    return json.dumps(str(value), ensure_ascii=False)
+
+
+def _name(key: Any) -> str:
+    return key if isinstance(key, str) else dumps(key).strip('"')
+
+
+_SCALARS: dict[type, Callable[[Any], str]] = {
+    bool: lambda v: "true" if v else "false",
+    int: str,
+    float: lambda v: repr(v) if math.isfinite(v) else "null",
+    Decimal: _decimal,
+    str: _text,
+    bytes: lambda v: f'"{base64.b64encode(v).decode()}"',
+    dt.datetime: lambda v: f'"{time(v)}"',
+    dt.date: lambda v: f'"{v.isoformat()}"',
+}

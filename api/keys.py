@@ -1,0 +1,115 @@
+"""Keys as text: in a URL's path, in Kafka, in a scan's cursor.
+
+In a path the parts of a composite key are separated by '/', and each is percent-encoded, so that a part may
+hold an encoded '/'. WSGI hands over the path decoded, where that '/' looks like any other. A server that also
+gives the raw path (gunicorn, uWSGI, werkzeug) is asked for it; granian does not. There a path with too many
+parts is still clear when just one part of the key is text, as numbers and times have no '/'; otherwise it is
+refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote, unquote_to_bytes
+
+from api.problems import Problem
+from api.typed import canonical
+from statehouse.config import Store
+from statehouse.fold import Rule
+
+SEGMENTS = 4  # of /stores/{store}/keys/{key}, up to the key
+
+
+def of_request(environ: Mapping[str, Any], store: Store, rule: Rule | None) -> list[str]:
+    """The parts of the key that a request's path names, checked against the key's types if they are known."""
+    kinds = list(rule.key_types) if rule else ["STRING"] * len(store.keys)
+    return typed([_utf8(part) for part in _parts(environ, store, kinds)], store, kinds)
+
+
+def typed(parts: Sequence[str], store: Store, kinds: Sequence[str]) -> list[str]:
+    """The parts of a key in the form that both engines cast alike, or a problem."""
+    names = "/".join(k.name for k in store.keys)
+    if len(parts) != len(kinds):
+        raise Problem(400, "bad-key", f"found {len(parts)} parts separated by '/', expected {len(kinds)}: {names}")
+    made = []
+    for key, part, kind in zip(store.keys, parts, kinds, strict=True):
+        try:
+            made.append(canonical(part, kind))
+        except ValueError as error:
+            detail = f"{key.name}: found {part[:100]!r}, {error}"
+            raise Problem(400, "bad-key", detail, found=part[:100], expected=kind) from None
+    return made
+
+
+def kafka_key(parts: Sequence[str], store: Store) -> str:
+    """The key's text in Kafka: as it is, or a composite key's parts percent-encoded with '/' between them."""
+    return "/".join(quote(part, safe="") for part in parts) if store.composite else parts[0]
+
+
+def cursor(parts: Sequence[str]) -> str:
+    """The place after a key, for the next page of a scan."""
+    return base64.urlsafe_b64encode(json.dumps(list(parts)).encode()).decode().rstrip("=")
+
+
+def of_cursor(text: str, count: int) -> list[str]:
+    """The key that a cursor was made of, or a problem."""
+    try:
+        parts = json.loads(base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True))
+    except (ValueError, RecursionError):
+        parts = None
+    if not isinstance(parts, list) or len(parts) != count or not all(isinstance(p, str) for p in parts):
+        raise bad_cursor(text)
+    return parts
+
+
+def bad_cursor(text: str) -> Problem:
+    """The problem of a cursor that no scan of this store has given."""
+    return Problem(400, "bad-parameter", f"cursor: found {text[:100]!r}, expected one that a scan of this store gave")
+
+
+def _parts(environ: Mapping[str, Any], store: Store, kinds: Sequence[str]) -> list[bytes]:
+    decoded = environ["PATH_INFO"].encode("latin-1")  # WSGI's way to put bytes into text
+    raw = _raw_path(environ)
+    tail = raw.split("/", SEGMENTS) if raw is not None else []
+    if len(tail) > SEGMENTS:
+        pieces = tail[SEGMENTS].split("/") if store.composite else [tail[SEGMENTS]]
+        return [unquote_to_bytes(p) for p in pieces]
+    key = decoded.split(b"/", SEGMENTS)[SEGMENTS]
+    if not store.composite:
+        return [key]
+    parts = key.split(b"/")
+    texts = [i for i, kind in enumerate(kinds) if kind.upper() == "STRING"]
+    if (surplus := len(parts) - len(kinds)) > 0 and texts:
+        if len(texts) > 1:
+            raise Problem(
+                400,
+                "bad-key",
+                f"found {len(parts)} parts separated by '/', expected {len(kinds)}: this server decodes %2F "
+                "before it can be told from a separator, so a key of several texts cannot have it in a path",
+            )
+        at = texts[0]
+        parts[at : at + surplus + 1] = [b"/".join(parts[at : at + surplus + 1])]
+    return parts
+
+
+def _raw_path(environ: Mapping[str, Any]) -> str | None:
+    """The path below the app as it was sent, where the server tells and where it is the same path."""
+    target = environ.get("RAW_URI") or environ.get("REQUEST_URI") or ""
+    path = str(target).partition("?")[0]
+    if "://" in path:  # a proxy's form: http://host/path
+        path = "/" + path.partition("://")[2].partition("/")[2]
+    prefix, info = (environ.get(n, "").encode("latin-1") for n in ("SCRIPT_NAME", "PATH_INFO"))
+    if unquote_to_bytes(path) != prefix + info:
+        return None
+    segments = path.split("/", 1 + prefix.count(b"/"))
+    return "/" + segments[-1] if len(segments) > 1 else None
+
+
+def _utf8(part: bytes) -> str:
+    try:
+        return part.decode()
+    except UnicodeDecodeError:
+        raise Problem(400, "bad-key", f"found {part[:50]!r}, expected UTF-8, percent-encoded") from None

@@ -1,0 +1,94 @@
+"""``statehouse serve``: the app under granian, in one or more processes that share nothing but the lake."""
+
+from __future__ import annotations
+
+import functools
+import http.client
+import ipaddress
+import multiprocessing
+import socket
+import threading
+import time
+
+from flask import Flask
+from granian import Granian
+from granian.constants import Interfaces
+from granian.log import LogLevels
+
+from api import create_app, duck
+from statehouse.config import Config
+from statehouse.errors import ConfigError, StatehouseError
+
+THREADS = 64  # twice as many as writes may wait for Kafka (api.producer.WAITING): reads always find one
+STOP_SECONDS = 3
+
+
+def serve(config: Config, host: str = "127.0.0.1", port: int = 8080, workers: int = 1) -> int:
+    """Serve until SIGTERM or Ctrl-C; port 0 is a free one.
+
+    Prints ``serving on http://HOST:PORT`` once it answers; gives the exit code.
+    """
+    host = _loopback(host)
+    port = _free(host, port)
+    duck.connect().close()  # what is wrong with DuckDB is said here, once, and not by each worker
+    # Not forked: DuckDB's, Kafka's and deltalake's threads would not be there in the copy.
+    multiprocessing.set_start_method("spawn", force=True)
+    server = Granian(
+        "api.server:application",
+        address=host,
+        port=port,
+        interface=Interfaces.WSGI,
+        workers=workers,
+        blocking_threads=THREADS,
+        websockets=False,
+        log_level=LogLevels.error,
+        respawn_failed_workers=True,
+        workers_kill_timeout=STOP_SECONDS,
+    )
+    threading.Thread(target=_announce, args=(host, port), daemon=True).start()
+    server.serve(target_loader=functools.partial(application, config), wrap_loader=False)
+    return 0
+
+
+def application(config: Config) -> Flask:
+    """A worker's own app."""
+    return create_app(config)
+
+
+def _loopback(host: str) -> str:
+    address = "127.0.0.1" if host == "localhost" else host
+    try:
+        if ipaddress.ip_address(address).is_loopback:
+            return address
+    except ValueError:
+        pass
+    raise ConfigError(
+        f"found --host {host}, expected a loopback address such as 127.0.0.1: "
+        "who may read and write cannot be told apart yet, so the API is for this machine only"
+    )
+
+
+def _free(host: str, port: int) -> int:
+    # Granian's workers share a port with whoever else is willing to, so this has to be asked for before.
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise StatehouseError(f"port {port} of {host}: {reason}: choose another (--port)") from None
+        return probe.getsockname()[1]
+
+
+def _announce(host: str, port: int) -> None:
+    while True:
+        try:
+            connection = http.client.HTTPConnection(host, port, timeout=5)
+            connection.request("GET", "/healthz")
+            if connection.getresponse().status == 200:
+                break
+        except OSError:
+            time.sleep(0.05)
+        finally:
+            connection.close()
+    print(f"serving on http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)

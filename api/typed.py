@@ -1,0 +1,140 @@
+"""Spark's types for callers: the text of a key and the JSON of a value, checked before anything is done.
+
+A text that passes means the same to Spark, which casts it in the fold, and to DuckDB, which looks it up.
+The messages say what was expected; the caller says what was found.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import math
+import re
+from decimal import Decimal
+from typing import Any
+
+from api import exact
+
+BITS = {"TINYINT": 8, "SMALLINT": 16, "INT": 32, "BIGINT": 64}
+_TIME = re.compile(
+    r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)(:\d\d)?(\.\d{1,6})?(Z|[+-]\d\d:\d\d)?)?",
+    re.ASCII,
+)
+
+
+def canonical(text: str, kind: str) -> str:
+    """A key's text in the one form that both engines cast alike; ValueError says what was expected."""
+    kind = kind.upper()
+    if kind in BITS:
+        if not re.fullmatch(r"[-+]?\d{1,40}", text, re.ASCII):
+            raise ValueError(f"expected {_integers(kind)}")
+        return str(_integer(int(text), kind))
+    if kind.startswith("DECIMAL"):
+        if not re.fullmatch(r"[-+]?\d{1,40}(\.\d{1,40})?", text, re.ASCII):
+            raise ValueError(f"expected a number such as 1.50 ({kind})")
+        return format(_decimal(Decimal(text), kind), "f")
+    if kind in ("FLOAT", "DOUBLE"):
+        if not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text, re.ASCII) or math.isinf(float(text)):
+            raise ValueError(f"expected a number such as 1.5 ({kind})")
+        return repr(float(text))
+    if kind == "BOOLEAN":
+        if text.lower() not in ("true", "false"):
+            raise ValueError("expected true or false")
+        return text.lower()
+    if kind == "DATE":
+        return _date(text)
+    if kind.startswith("TIMESTAMP"):
+        return exact.time(_moment(text))
+    return text
+
+
+def conforming(value: Any, kind: str) -> Any:
+    """A value (not null) as it is sent to the topic; ValueError says what was expected."""
+    plain = kind.upper()
+    if plain in BITS:
+        if type(value) is not int:
+            raise ValueError(f"expected {_integers(plain)}")
+        return _integer(value, plain)
+    if plain.startswith("DECIMAL"):
+        if type(value) not in (int, Decimal):
+            raise ValueError(f"expected a number ({plain})")
+        # As a string: Spark's JSON functions read a number as a double and would lose digits.
+        return format(_decimal(Decimal(value), plain), "f")
+    if plain in ("FLOAT", "DOUBLE"):
+        if type(value) not in (int, Decimal) or not _finite(value):
+            raise ValueError(f"expected a number ({plain})")
+        return value
+    if plain == "BOOLEAN":
+        if type(value) is not bool:
+            raise ValueError("expected true or false")
+        return value
+    if plain.startswith(("ARRAY", "MAP", "STRUCT")):
+        if not isinstance(value, list if plain.startswith("ARRAY") else dict):
+            raise ValueError(f"expected {kind} as a JSON {'array' if plain.startswith('ARRAY') else 'object'}")
+        return value
+    if not isinstance(value, str):
+        raise ValueError(f"expected a string ({plain})")
+    if plain == "DATE":
+        return _date(value)
+    if plain.startswith("TIMESTAMP"):
+        return exact.time(_moment(value))
+    if plain == "BINARY":
+        try:
+            base64.b64decode(value, validate=True)
+        except ValueError:
+            raise ValueError("expected binary as base64") from None
+    return value
+
+
+def _integers(kind: str) -> str:
+    limit = 2 ** (BITS[kind] - 1)
+    return f"an integer between {-limit} and {limit - 1} ({kind})"
+
+
+def _integer(number: int, kind: str) -> int:
+    limit = 2 ** (BITS[kind] - 1)
+    if not -limit <= number < limit:
+        raise ValueError(f"expected {_integers(kind)}")
+    return number
+
+
+def _decimal(number: Decimal, kind: str) -> Decimal:
+    found = re.fullmatch(r"DECIMAL\((\d+),\s*(\d+)\)", kind)
+    precision, scale = (int(found[1]), int(found[2])) if found else (10, 0)
+    # By hand: Decimal's own methods round to 28 digits, and a DECIMAL may have 38.
+    digits, exponent = "".join(map(str, number.as_tuple().digits)), int(number.as_tuple().exponent)
+    significant = digits.rstrip("0")
+    exponent += len(digits) - len(significant)
+    if number and (-exponent > scale or len(significant) + exponent > precision - scale):
+        raise ValueError(f"expected a number of at most {precision} digits, {scale} of them decimals ({kind})")
+    return number
+
+
+def _finite(value: int | Decimal) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False
+
+
+def _date(text: str) -> str:
+    try:
+        if re.fullmatch(r"\d{4}-\d\d-\d\d", text, re.ASCII):
+            return dt.date.fromisoformat(text).isoformat()
+    except ValueError:
+        pass
+    raise ValueError("expected a date such as 2026-01-31 (DATE)")
+
+
+def _moment(text: str) -> dt.datetime:
+    found = _TIME.fullmatch(text)
+    try:
+        if found:
+            day, minutes, seconds, fraction, zone = found.groups()
+            micros = (fraction or ".0")[1:].ljust(6, "0")
+            zone = "+00:00" if zone in (None, "Z") else zone
+            moment = dt.datetime.fromisoformat(f"{day}T{minutes or '00:00'}{seconds or ':00'}.{micros}{zone}")
+            return moment.astimezone(dt.timezone.utc)
+    except (ValueError, OverflowError):
+        pass
+    raise ValueError("expected a time such as 2026-01-31T12:00:00Z (TIMESTAMP)")

@@ -1,0 +1,47 @@
+"""Which expressions DuckDB can compute: asked of sqlglot and DuckDB themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from api.check import check
+from statehouse.config import load
+from tests.test_api_lake import configured
+
+FILE = """\
+streams:
+  s:
+    topic: t
+    schema: >-
+      k STRING, ts TIMESTAMP, n DECIMAL(12,2), m MAP<STRING, ARRAY<INT>>, o STRUCT<b: STRING>, `select` INT
+stores:
+  good:
+    stream: s
+    key: [k, "date_format(ts, 'yyyy-MM-dd') AS day", "m['a'][0] AS first", "`select` AS s"]
+    where: "k RLIKE '^a' AND o.b IS NOT NULL AND _offset > 0"
+    value: "coalesce(n, 0) * 0.02 + year(ts) + CAST(k AS INT)"
+    reduce: sum
+  bad:
+    stream: s
+    key: [k, "nope AS x"]
+    where: "schema_of_json(k) = 'x'"
+    value: "java_method('java.lang.Math', 'abs', n)"
+    reduce: sum
+"""
+
+
+def test_what_duckdb_can_compute_and_what_not(tmp_path: Path, capfd) -> None:
+    (tmp_path / "statehouse.yaml").write_text(FILE)
+    found = dict(check(load(tmp_path / "statehouse.yaml", {})))
+    assert list(found) == [
+        ("stores", "bad", "key", 1),
+        ("stores", "bad", "value"),
+        ("stores", "bad", "where"),
+    ]
+    assert "nope" in found["stores", "bad", "key", 1]
+    assert all(message.startswith("DuckDB cannot compute it: ") for message in found.values())
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_stores_of_the_other_tests(tmp_path: Path) -> None:
+    assert check(configured(tmp_path)) == []

@@ -1,0 +1,120 @@
+"""Lakes for the API's tests, written with deltalake: state tables and changelogs as the jobs leave them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+
+from statehouse.config import Config, load
+from statehouse.fold import Rule
+from statehouse.tables import DEFINITION, POSITION, definition_of, table
+
+YAML = """\
+root: ./lake
+kafka:
+  bootstrap.servers: {bootstrap}
+streams:
+  reports:
+    topic: agent-reports
+    schema: key STRING, agent STRING, value STRING, ts TIMESTAMP
+    time: ts
+  sales:
+    topic: till-sales
+    schema: customer STRING, till INT, amount DECIMAL(12,2), day DATE, weight DOUBLE, tags ARRAY<STRING>
+stores:
+  status: {{stream: reports, key: key, agent: agent, value: value, reduce: majority}}
+  alarm: {{stream: reports, key: key, agent: agent, value: value, reduce: "at_least_one(alarm, ok)"}}
+  last: {{stream: sales, key: customer, value: weight, reduce: latest}}
+  tagged: {{stream: sales, key: customer, value: tags, reduce: latest}}
+  rewards: {{stream: sales, key: customer, value: amount, reduce: sum}}
+  by_till: {{stream: sales, key: till, value: till, reduce: count}}
+  pairs: {{stream: sales, key: [customer, till], value: amount, reduce: sum}}
+  names: {{stream: sales, key: [customer, "tags[0] AS tag"], value: amount, reduce: sum}}
+  days: {{stream: sales, key: day, value: amount, reduce: max}}
+"""
+KINDS = {
+    "status": (("STRING",), "STRING"),
+    "alarm": (("STRING",), "STRING"),
+    "last": (("STRING",), "DOUBLE"),
+    "tagged": (("STRING",), "ARRAY<STRING>"),
+    "rewards": (("STRING",), "DECIMAL(12,2)"),
+    "by_till": (("INT",), "INT"),
+    "pairs": (("STRING", "INT"), "DECIMAL(12,2)"),
+    "names": (("STRING", "STRING"), "DECIMAL(12,2)"),
+    "days": (("DATE",), "DECIMAL(12,2)"),
+}
+MOMENT = dt.datetime(2026, 3, 1, 12, 30, 0, 250000, tzinfo=dt.timezone.utc)
+MOMENT_TEXT = "2026-03-01T12:30:00.250000Z"
+ORDER = pa.decimal128(38, 0)
+TIME = pa.timestamp("us", "UTC")
+
+
+def reset_of(moment: dt.datetime, partition: int = 0, offset: int = 0) -> Decimal:
+    """The packed order key, see statehouse.reducers."""
+    micros = round((moment - dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)) / dt.timedelta(microseconds=1))
+    return Decimal(micros * 10**20 + (partition + 1) * 10**15 + offset)
+
+
+def configured(folder: Path, bootstrap: str = "127.0.0.1:1") -> Config:
+    """The configuration above in a folder of its own."""
+    file = folder / "statehouse.yaml"
+    file.write_text(YAML.format(bootstrap=bootstrap))
+    return load(file, {})
+
+
+def rule(config: Config, store: str) -> Rule:
+    """The rule with the types that Spark would have found."""
+    return Rule(config.stores[store], *KINDS[store])
+
+
+class State:
+    """A state table, version by version."""
+
+    def __init__(self, config: Config, store: str) -> None:
+        self.rule = rule(config, store)
+        self.path = table(config, "state", store)
+        self.schema = pa.schema([(n, _arrow(t)) for n, t in self.rule.state_columns.items()])
+        # The other ways to write a table refuse a property that Delta does not know.
+        settings = {DEFINITION: definition_of(self.rule)}
+        DeltaTable.create(self.path, self.schema, configuration=settings, raise_if_key_not_exists=False)
+
+    def write(self, position: int, *rows: dict[str, Any], mode: str = "overwrite") -> int:
+        """Commit rows (missing columns: null) with a position; the new version."""
+        full = [{"event_time": MOMENT, "changed_at": MOMENT, **row} for row in rows]
+        data = pa.Table.from_pylist([{n: r.get(n) for n in self.schema.names} for r in full], schema=self.schema)
+        done = CommitProperties(app_transactions=[Transaction(app_id=POSITION, version=position)])
+        write_deltalake(self.path, data, mode=mode, commit_properties=done)
+        return DeltaTable(self.path).version()
+
+
+def changelog(config: Config, stream: str, commits: int) -> None:
+    """A changelog of that many commits; what is in them does not matter here."""
+    for number in range(commits):
+        write_deltalake(table(config, "changelog", stream), pa.table({"_offset": [number]}), mode="append")
+
+
+def eventually(condition: Callable[[], Any], seconds: float = 15.0) -> Any:
+    """What the condition gives as soon as that is something."""
+    until = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < until, "it did not come true in time"
+        time.sleep(0.02)
+    return found
+
+
+def _arrow(kind: str) -> pa.DataType:
+    if kind.startswith("MAP"):
+        report = pa.struct([("value", pa.string()), ("event_time", TIME), ("_order", ORDER)])
+        return pa.map_(pa.string(), report)
+    if kind.startswith("DECIMAL"):
+        precision, scale = kind[8:-1].split(",")
+        return pa.decimal128(int(precision), int(scale))
+    simple = {"STRING": pa.string(), "INT": pa.int32(), "BIGINT": pa.int64(), "DOUBLE": pa.float64()}
+    return {**simple, "TIMESTAMP": TIME, "DATE": pa.date32(), "ARRAY<STRING>": pa.list_(pa.string())}[kind]

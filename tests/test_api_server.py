@@ -1,0 +1,142 @@
+"""The API as a user starts it: granian, real sockets, signals."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from api.server import serve
+from statehouse.config import Config
+from statehouse.errors import ConfigError, StatehouseError
+from tests.test_api_lake import State, configured, eventually
+from tests.test_api_reads import STRANGE
+
+SCRIPT = (
+    "import sys; from api.server import serve; from statehouse.config import load;"
+    "serve(load(sys.argv[1], {}), port=0, workers=int(sys.argv[2]))"
+)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    config = configured(tmp_path)
+    State(config, "last").write(3, *({"key": k, "value": float(i)} for i, k in enumerate(STRANGE)))
+    State(config, "pairs").write(3, {"customer": "a/b", "till": 1, "value": 2})
+    return config
+
+
+@contextmanager
+def serving(config: Config, workers: int = 1) -> Iterator[tuple[subprocess.Popen, http.client.HTTPConnection]]:
+    """A server of its own process, and a connection to it."""
+    file = str(Path(config.root).parent / "statehouse.yaml")
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, file, str(workers)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line.startswith("serving on http://127.0.0.1:"), line + process.stdout.read()
+            yield process, http.client.HTTPConnection("127.0.0.1", int(line.rsplit(":", 1)[1]), timeout=20)
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def get(connection: http.client.HTTPConnection, path: str, method: str = "GET") -> tuple[int, dict]:
+    connection.request(method, path)
+    response = connection.getresponse()
+    return response.status, json.loads(response.read())
+
+
+def stopped(process: subprocess.Popen, number: int) -> tuple[int, str, float]:
+    """The exit code, the rest of what it said, and how long it took."""
+    begun = time.monotonic()
+    process.send_signal(number)
+    assert process.stdout is not None
+    rest = process.stdout.read()
+    return process.wait(20), rest, time.monotonic() - begun
+
+
+def test_served_for_real(config: Config) -> None:
+    with serving(config) as (process, connection):
+        for number, key in enumerate(STRANGE):
+            status, found = get(connection, f"/stores/last/keys/{quote(key, safe='')}")
+            assert (status, found.get("key"), found.get("value")) == (200, key, number)
+        assert get(connection, "/stores/pairs/keys/a%2Fb/1")[1]["customer"] == "a/b"
+        for path, expected in (("/nope", 404), ("/stores/nope", 404), ("/stores/last/keys/%FF", 400)):
+            status, found = get(connection, path)
+            assert (status, found["status"]) == (expected, expected)
+        connection.request("PUT", "/stores/last/keys/k", b"x" * 1_100_000, {"Content-Type": "application/json"})
+        assert json.loads(connection.getresponse().read())["status"] == 413
+        connection.close()
+        code, rest, seconds = stopped(process, signal.SIGTERM)
+        assert (code, rest) == (0, "")
+        assert seconds < 5
+
+
+def test_two_workers_each_follow_the_lake(config: Config) -> None:
+    tagged = State(config, "tagged")
+    with serving(config, workers=2) as (process, connection):
+        tagged.write(9, {"key": "a", "value": ["x"]})
+
+        def positions() -> set[int | None]:
+            seen = set()
+            for _ in range(12):  # a new connection may reach either of them
+                connection.close()
+                seen.add(get(connection, "/stores/tagged")[1]["position"])
+            return seen
+
+        eventually(lambda: positions() == {9})
+        code, rest, _ = stopped(process, signal.SIGINT)
+        assert (code, rest) == (0, "")
+
+
+def test_a_killed_worker_is_replaced(config: Config) -> None:
+    with serving(config) as (process, connection):
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        if not children.exists():
+            pytest.skip("needs Linux")
+        workers = [p for p in children.read_text().split() if b"spawn_main" in Path(f"/proc/{p}/cmdline").read_bytes()]
+        os.kill(int(workers[0]), signal.SIGKILL)
+
+        def answers() -> bool:
+            connection.close()
+            try:
+                return get(connection, "/stores/last/keys/%2F")[0] == 200
+            except OSError:
+                return False
+
+        eventually(answers)
+        assert stopped(process, signal.SIGTERM)[0] == 0
+
+
+def test_what_cannot_be_served(config: Config) -> None:
+    for host in ("0.0.0.0", "192.168.1.1", "::", "example.org"):
+        with pytest.raises(ConfigError, match=f"found --host {host}, expected a loopback address"):
+            serve(config, host)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(StatehouseError, match=f"port {port} of 127.0.0.1: Address already in use"):
+            serve(config, port=port)
+    with pytest.raises(StatehouseError, match="port 99999"):
+        serve(config, port=99999)
+
+
+def test_a_second_server_on_the_same_port(config: Config) -> None:
+    with serving(config) as (process, connection):
+        with pytest.raises(StatehouseError, match="Address already in use"):
+            serve(config, port=connection.port)
+        assert stopped(process, signal.SIGTERM)[0] == 0

@@ -1,0 +1,159 @@
+"""`statehouse run` as its own process, killed with -9 while events flow: changelog and states equal the oracle's."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from statehouse.config import load
+from tests.oracle import fold
+from tests.records import control, iso, payload, rows, wait
+from tests.test_bookings import statehouse
+
+CONFIG = """root: ./lake
+kafka:
+  bootstrap.servers: {bootstrap}
+merge_every: 100 milliseconds
+streams:
+  s:
+    topic: {topic}
+    schema: key STRING, agent STRING, value STRING, n BIGINT, ts TIMESTAMP
+    time: ts
+stores:
+  status: {{stream: s, key: key, agent: agent, value: value, reduce: majority}}
+  total: {{stream: s, key: key, value: n, reduce: sum}}
+"""
+REDUCE = {"status": ("majority", "value"), "total": ("sum", "n")}
+KILLS = 10
+
+
+class Source(threading.Thread):
+    """Sends random events until stopped, and keeps what Kafka acknowledged, with its coordinates, for the oracle."""
+
+    def __init__(self, bootstrap, topic, seed):
+        super().__init__(daemon=True)
+        from confluent_kafka import Producer
+
+        # A retry without idempotence would be a second event.
+        self.producer = Producer({"bootstrap.servers": bootstrap, "log_level": 0, "enable.idempotence": True})
+        self.topic, self.dice, self.stopping = topic, random.Random(seed), threading.Event()
+        self.acknowledged = []
+
+    def one(self):
+        dice = self.dice
+        key, agent, kind = f"k{dice.randrange(40)}", dice.choice("pqr"), dice.random()
+        at = int(time.time() * 1_000_000) - dice.choice([0, 0, 0, 30_000_000])
+        event = {"key": key, "agent": agent, "value": dice.choice("abc"), "n": dice.randrange(-9, 10)}
+        if kind < 0.02:
+            return key, None, None, {"op": "purge", "key": key, "stores": list(REDUCE)}
+        if kind < 0.04:
+            body = {"value": event["n"], "agent": "x"}
+            return key, body, control("set", "total"), {"op": "set", **event, "stores": ["total"]}
+        if kind < 0.06:
+            return key, b"rubbish", None, None
+        return key, {**event, "ts": iso(at)}, None, {"op": "report", **event, "at": at, "stores": list(REDUCE)}
+
+    def run(self):
+        while not self.stopping.wait(0.01):
+            for _ in range(3):
+                key, body, headers, event = self.one()
+
+                def delivered(error, message, event=event):
+                    assert error is None
+                    time_us = (event or {}).get("at", message.timestamp()[1] * 1000)
+                    order = (time_us, message.partition(), message.offset())
+                    self.acknowledged.append({**(event or {"op": "rubbish", "stores": []}), "order": order})
+
+                self.producer.produce(
+                    self.topic, key=key, value=payload(body), headers=headers or {}, on_delivery=delivered
+                )
+            self.producer.poll(0)
+        self.producer.flush(30)
+
+
+def expected(events, store):
+    """The oracle's state of a store."""
+    name, column = REDUCE[store]
+    by_key = {}
+    for event in events:
+        if store in event["stores"]:
+            made = {"op": event["op"], "agent": event.get("agent"), "value": event.get(column), "order": event["order"]}
+            by_key.setdefault(event["key"], []).append(made)
+    return {key: found[0] for key, found in ((k, fold(name, e)) for k, e in by_key.items()) if found}
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+def test_killed_ten_times_while_events_flow(broker, spark, tmp_path):
+    topic = f"crash-{os.getpid()}"
+    (tmp_path / "statehouse.yaml").write_text(CONFIG.format(bootstrap=broker.bootstrap, topic=topic))
+    config = load(tmp_path / "statehouse.yaml", {})
+    dice = random.Random()
+    source = Source(broker.bootstrap, topic, dice.random())
+    source.start()
+    log = open(tmp_path / "run.log", "ab")  # noqa: SIM115 (it outlives each process)
+    done = 0
+    try:
+        for _ in range(KILLS):
+            process = subprocess.Popen(
+                [sys.executable, "-m", "statehouse.cli", "run"], cwd=tmp_path, stdout=log, stderr=log
+            )
+            started = (tmp_path / "run.log").stat().st_size
+
+            def busy(process=process, started=started):
+                assert process.poll() is None, (tmp_path / "run.log").read_text()[-2000:]
+                return b"running: " in (tmp_path / "run.log").read_bytes()[started:]
+
+            wait(busy, what="the jobs")
+            # From before the first batch to well into the merges; where exactly is left to chance.
+            wait(lambda until=time.monotonic() + dice.uniform(0.2, 7): time.monotonic() > until)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            done += 1
+    finally:
+        source.stopping.set()
+        source.join(60)
+        log.close()
+    assert done == KILLS
+    for _ in range(2):  # the second time without any checkpoint, and with nothing to do
+        statehouse(tmp_path, "run", "--once")
+        status = json.loads(statehouse(tmp_path, "status", "--json"))
+        stream = status["streams"][0]
+        assert stream["behind"] == 0
+        assert stream["events"] + stream["quarantined"] == len(source.acknowledged)
+        log_rows = rows(spark, f"{config.root}/changelog/s")
+        bad_rows = rows(spark, f"{config.root}/quarantine/s")
+        coordinates = [(r["_partition"], r["_offset"]) for r in log_rows]
+        coordinates += [(r["partition"], r["offset"]) for r in bad_rows]
+        assert sorted(coordinates) == sorted(e["order"][1:] for e in source.acknowledged), "each event once"
+        for store in REDUCE:
+            found = {r["key"]: r["value"] for r in rows(spark, f"{config.root}/state/{store}")}
+            assert found == expected(source.acknowledged, store)
+        versions = {s["store"]: s["version"] for s in status["stores"]}
+        subprocess.run(["rm", "-rf", f"{config.root}/_checkpoints"], check=True)
+    statehouse(tmp_path, "run", "--once")
+    status = json.loads(statehouse(tmp_path, "status", "--json"))
+    assert {s["store"]: s["version"] for s in status["stores"]} == versions, "nothing new: no new state version"
+
+
+@pytest.mark.slow
+def test_sigterm_finishes_the_batch_in_hand_and_exits_0_and_a_second_run_is_refused(broker, tmp_path):
+    topic = f"term-{os.getpid()}"
+    (tmp_path / "statehouse.yaml").write_text(CONFIG.format(bootstrap=broker.bootstrap, topic=topic))
+    command = [sys.executable, "-m", "statehouse.cli", "run"]
+    with open(tmp_path / "run.log", "wb") as log:
+        first = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
+        wait(lambda: b"running: " in (tmp_path / "run.log").read_bytes(), what="the jobs")
+        second = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120)
+        assert second.returncode == 1
+        assert "another process runs 'ingest' on this lake" in second.stderr.decode()
+        first.terminate()
+        assert first.wait(60) == 0
