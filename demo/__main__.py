@@ -45,7 +45,9 @@ def main() -> int:
     signal.signal(signal.SIGTERM, stop)
     config = load("statehouse.yaml")
     root = Path(config.root)
-    with _broker(root / "_kafka") as broker:
+    broker = _broker(root / "_kafka")
+    with contextlib.ExitStack() as stack:
+        stack.callback(broker.stop)
         os.environ["STATEHOUSE_KAFKA__BOOTSTRAP_SERVERS"] = broker.bootstrap
         config = load("statehouse.yaml")
         for stream in config.streams.values():
@@ -148,11 +150,11 @@ def _catch_up(config: Config) -> None:
     while time.monotonic() < until:
         with contextlib.suppress(StatehouseError):
             states = [store_status(config, n) for n in config.stores]
-            served = {s["store"]: s for s in (_get("/stores") or {"stores": []})["stores"]}
+            served = {s["name"]: s for s in (_get("/stores") or {"stores": []})["stores"]}
             if (
                 all(stream_status(config, n)["behind"] == 0 for n in config.streams)
                 and all(s["position"] == s["head"] for s in states)
-                and all(served.get(s["store"], {}).get("position") == s["position"] for s in states)
+                and all(served.get(s["name"], {}).get("position") == s["position"] for s in states)
             ):
                 return
         time.sleep(0.5)
@@ -160,7 +162,7 @@ def _catch_up(config: Config) -> None:
 
 def _summary(config: Config, simulator: Simulator, freshness: list[float]) -> int:
     """Print what was done; 0 when the counts add up."""
-    served = {s["store"]: s for s in (_get("/stores") or {"stores": []})["stores"]}
+    served = {s["name"]: s for s in (_get("/stores") or {"stores": []})["stores"]}
     wrong = simulator.failed
     print(f"\nsent in this run: {sum(simulator.sent.values())} events, {simulator.failed} not acknowledged")
     for name, stream in config.streams.items():

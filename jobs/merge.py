@@ -69,7 +69,7 @@ class Merge:
             return None
         create_store(self.spark, self.config, self.rule)
         start, head = position(self.state), log.version()
-        if start is not None and start >= head:
+        if start == head or head == 0:  # version 0 is the empty table
             return None
         began = time.monotonic()
         slice_ = self._slice(start, head)
@@ -178,7 +178,7 @@ def run(merges: list[Merge], stopping: threading.Event, every: float, tell: Call
 
     A round that fails is said and tried again from its position: nothing is committed by halves.
     """
-    failures = 0
+    failures, warm = 0, False
     while not stopping.is_set():
         began = time.monotonic()
         try:
@@ -191,7 +191,10 @@ def run(merges: list[Merge], stopping: threading.Event, every: float, tell: Call
             worked = 0
             log.error("merge: %s; trying again", first_line(error))
         took = time.monotonic() - began
-        stopping.wait(max(pace(took, every), min(2**failures, 30)) if worked or failures else 0.2)
+        # The first round is spent on compiling as much as on merging, and measures nothing.
+        pause = pace(took, every) if warm else every
+        warm = warm or worked > 0
+        stopping.wait(max(pause, min(2**failures, 30)) if worked or failures else 0.2)
 
 
 def catch_up(merges: list[Merge], tell: Callable[[Round], None], stopping: threading.Event | None = None) -> int:

@@ -154,14 +154,14 @@ def _status(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps({"streams": streams, "stores": stores}, indent=2))
         return
-    _table(("stream", "topic", "events", "quarantined", "version", "behind", "bytes"), streams)
+    _table("stream", ("topic", "events", "quarantined", "version", "behind", "bytes"), streams)
     print()
-    _table(("store", "reduce", "keys", "position", "head", "lag_ms", "unkeyed", "version", "bytes"), stores)
+    _table("store", ("reduce", "keys", "position", "head", "lag_ms", "unkeyed", "version", "bytes"), stores)
 
 
-def _table(columns: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
-    cells = [columns, *(tuple("-" if r[c] is None else str(r[c]) for c in columns) for r in rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
+def _table(of: str, columns: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
+    cells = [(of, *columns), *((r["name"], *("-" if r[c] is None else str(r[c]) for c in columns)) for r in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
     for row in cells:
         print("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())
 

@@ -47,7 +47,7 @@ def stream_status(config: Config, name: str) -> dict[str, Any]:
         behind = None
     _, size = rows_and_bytes(path)
     return {
-        "stream": name,
+        "name": name,
         "topic": stream.topic,
         "events": kept.get("events", 0),
         "quarantined": kept.get("quarantined", 0),
@@ -66,7 +66,7 @@ def store_status(config: Config, name: str) -> dict[str, Any]:
     head = log.version() if log else None
     keys, size = rows_and_bytes(state)
     return {
-        "store": name,
+        "name": name,
         "stream": store.stream,
         "reduce": store.reduce,
         "keys": keys,

@@ -97,17 +97,17 @@ def test_the_bookings_of_every_customer(broker, tmp_path, unused_tcp_port):
         status["streams"][0]["quarantined"],
         status["streams"][0]["behind"],
     ) == (16_044, 0, 0)
-    before = {s["store"]: s["version"] for s in status["stores"]}
+    before = {s["name"]: s["version"] for s in status["stores"]}
     statehouse(tmp_path, "run", "--once")
     again = json.loads(statehouse(tmp_path, "status", "--json"))
-    assert {s["store"]: s["version"] for s in again["stores"]} == before, "a second run makes no new state version"
+    assert {s["name"]: s["version"] for s in again["stores"]} == before, "a second run makes no new state version"
 
     server = serve(tmp_path, unused_tcp_port)
     base = f"http://127.0.0.1:{unused_tcp_port}"
     try:
-        listed = {s["store"]: s for s in requests.get(f"{base}/stores").json()["stores"]}
+        listed = {s["name"]: s for s in requests.get(f"{base}/stores").json()["stores"]}
         for row in again["stores"]:
-            served = listed[row["store"]]
+            served = listed[row["name"]]
             assert {k: served[k] for k in ("keys", "position", "head", "lag_ms", "version")} == {
                 k: row[k] for k in ("keys", "position", "head", "lag_ms", "version")
             }

@@ -78,7 +78,7 @@ def test_the_environment_overrides_scalars(tmp_path):
         ("root: ./lake", "root: ./lake\nmerge_every: often", 2, "expected a duration such as '5 seconds'"),
         ("  status:", "  sta/tus:", 10, "expected a letter, then letters, digits"),
         ("root: ./lake", "root: ./la#ke", 1, "expected a path without #"),
-        ("stores:", "stores: [", 16, "not YAML"),
+        ("stores:", "stores: [", 11, "not YAML"),
     ],
 )
 def test_a_wrong_file_names_the_line(tmp_path, found, instead, line, says):
