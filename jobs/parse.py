@@ -40,7 +40,10 @@ def _report_reason(stream: Stream) -> str:
     wrong = f"concat_ws('; ', {', '.join(found)})"
     branches = [
         ("_text IS NULL", "'not UTF-8'"),
-        ("NOT startswith(ltrim(_text), '{')", "concat('not a JSON object: found ', left(_text, 40))"),
+        (
+            "NOT startswith(ltrim(_text), '{')",
+            "concat('not a JSON object: found ', coalesce(nullif(left(_text, 40), ''), 'nothing'))",
+        ),
         (f"_json.{CORRUPT} IS NOT NULL", f"coalesce(nullif({wrong}, ''), 'not JSON')"),
         (r"NOT _text RLIKE '\\}\\s*$'", "'not JSON: found more after the object'"),
         # Two objects in a row: the reader takes the first. The cheap test goes first; inside a string it may be right.
