@@ -13,6 +13,7 @@ import sqlglot
 
 from api.duck import quoted
 from statehouse.config import Config, Store, Stream
+from statehouse.transpile import duckdb_type, to_duckdb
 
 # What the system knows of an event; an expression may use it like the payload's columns.
 SYSTEM = {
@@ -43,18 +44,9 @@ def check(config: Config) -> list[tuple[tuple, str]]:
     return found
 
 
-def transpiled(expression: str) -> str:
-    """A Spark SQL expression as DuckDB writes it; raises an sqlglot error where it has no equivalent."""
-    return sqlglot.transpile(expression, read="spark", write="duckdb", unsupported_level=sqlglot.ErrorLevel.RAISE)[0]
-
-
 def _columns(stream: Stream) -> str:
     columns = {**{c.name: c.type for c in stream.columns}, **SYSTEM}
-    return ", ".join(f"{quoted(n)} {_type(t)}" for n, t in columns.items())
-
-
-def _type(kind: str) -> str:
-    return sqlglot.exp.DataType.build(kind, dialect="spark").sql("duckdb")
+    return ", ".join(f"{quoted(n)} {duckdb_type(t)}" for n, t in columns.items())
 
 
 def _expressions(store: Store) -> Iterator[tuple[tuple, str]]:
@@ -71,7 +63,7 @@ def _expressions(store: Store) -> Iterator[tuple[tuple, str]]:
 def _store(connection: duckdb.DuckDBPyConnection, store: Store) -> Iterator[tuple[tuple, str]]:
     for place, expression in _expressions(store):
         try:
-            connection.execute(f"PREPARE probe AS SELECT {transpiled(expression)} FROM events")
+            connection.execute(f"PREPARE probe AS SELECT {to_duckdb(expression)} FROM events")
             connection.execute("DEALLOCATE probe")
         except (sqlglot.errors.SqlglotError, duckdb.Error) as error:
             yield ("stores", store.name, *place), _reason(error)

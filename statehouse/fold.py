@@ -129,15 +129,18 @@ class Rule:
             return f"CASE WHEN _value RLIKE '^[-+]?[0-9]+$' THEN CAST(_value AS {kind}) END"
         return f"CAST(_value AS {self.event_type})"
 
-    def project(self, changelog: str, unkeyed: bool = False) -> str:
-        """The store's events out of rows of the changelog; with ``unkeyed`` also those that have no key."""
+    def project(self, changelog: str, unkeyed: bool = False, guard: str = "{}") -> str:
+        """The store's events out of rows of the changelog; with ``unkeyed`` also those that have no key.
+
+        ``guard`` is put around what a user wrote: DuckDB needs ``TRY({})`` for what Spark makes null by itself.
+        """
         store, reducer = self.store, self.store.reducer
         keys = ",\n    ".join(
-            f"CASE WHEN _op = 'report' THEN CAST({k.expression} AS {t}) ELSE {control} END AS {quoted(k.name)}"
+            f"CASE WHEN _op = 'report' THEN CAST({guard.format(k.expression)} AS {t}) ELSE {control} END AS {quoted(k.name)}"
             for k, t, control in zip(store.keys, self.key_types, self.control_keys(), strict=True)
         )
-        value = reducer.event_value.replace("{value}", store.value or "TRUE")
-        agent = f"coalesce(CAST({store.agent} AS STRING), '')" if store.agent else "''"
+        value = reducer.event_value.replace("{value}", guard.format(store.value) if store.value else "TRUE")
+        agent = f"coalesce(CAST({guard.format(store.agent)} AS STRING), '')" if store.agent else "''"
         resets = "_op = 'purge' OR (_op = 'set' AND _value IS NOT NULL)" if reducer.additive else "_op = 'purge'"
         nulls = " OR ".join(f"{quoted(k)} IS NULL" for k in self.keys)
         return f"""
@@ -148,7 +151,7 @@ class Rule:
     CASE _op WHEN 'report' THEN {agent} WHEN 'set' THEN coalesce(_agent, 'api') END AS _agent,
     CASE _op WHEN 'report' THEN CAST({value} AS {self.event_type}) WHEN 'set' THEN {self.set_value()} END AS _value
     FROM {changelog}
-    WHERE (_op = 'report' AND ({store.where or "TRUE"}))
+    WHERE (_op = 'report' AND ({guard.format(store.where) if store.where else "TRUE"}))
        OR (_op <> 'report' AND (_store IS NULL OR _store = {literal(store.name)})))
   WHERE {"TRUE" if unkeyed else f"NOT ({nulls})"}"""
 

@@ -1,35 +1,43 @@
 """The law: a state is a function of the set of events, for any order, any batches, any repetition.
 
-Hypothesis draws the examples; all of them run in one lake, each with keys of its own, so that sixty examples cost six
-MERGEs a store and not three hundred.
+Hypothesis draws the examples; all of them run in one lake, each with keys of its own, so that sixty examples cost
+six MERGEs a store and not three hundred. The same examples go through Spark's MERGE and through DuckDB's fold.
 """
 
 from __future__ import annotations
 
+import datetime as dt
+import functools
+import os
 from decimal import Decimal
 
+import duckdb
+import pandas as pd
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from api.fold import Fold
 from jobs.ingest import Ingest
 from jobs.merge import Merge
+from statehouse.fold import Rule
 from tests.oracle import fold
-from tests.records import SCHEMA, control, iso, record, rows
+from tests.records import EPOCH, SCHEMA, control, iso, record, rows
 
 STORES = {
-    # store: (value column, the reducer's yaml)
-    "latest": ("value", "latest"),
-    "majority": ("value", "majority"),
-    "at_least_one": ("value", "at_least_one(b, no)"),
-    "first": ("value", "first"),
-    "sum": ("n", "sum"),
-    "dec": ("d", "sum"),
-    "count": ("n", "count"),
-    "min": ("n", "min"),
-    "max": ("n", "max"),
-    "avg": ("n", "avg"),
+    # store: (value column, its type, the reducer's yaml)
+    "latest": ("value", "STRING", "latest"),
+    "majority": ("value", "STRING", "majority"),
+    "at_least_one": ("value", "STRING", "at_least_one(b, no)"),
+    "first": ("value", "STRING", "first"),
+    "sum": ("n", "BIGINT", "sum"),
+    "dec": ("d", "DECIMAL(12,2)", "sum"),
+    "count": ("n", "BIGINT", "count"),
+    "min": ("n", "BIGINT", "min"),
+    "max": ("n", "BIGINT", "max"),
+    "avg": ("n", "BIGINT", "avg"),
 }
+WITHDRAWN = ("latest", "majority", "at_least_one")  # a set of null means something
 CONFIG = """
 streams:
   s:
@@ -39,73 +47,64 @@ streams:
 stores:
 """ + "".join(
     f"  {name}: {{stream: s, key: key, agent: agent, value: {column}, reduce: '{reduce}'}}\n"
-    for name, (column, reduce) in STORES.items()
+    for name, (column, _, reduce) in STORES.items()
 )
 T0 = 1_700_000_000_000_000
 BATCHES = 6
+DRAWN = int(os.environ.get("LAW_EXAMPLES", "200"))
 
 # Times collide and run backwards, values are few so that majorities tie; a key may be anything.
 TIMES = st.integers(-3, 8).map(lambda s: T0 + s * 1_000_000)
 KEYS = st.sampled_from(["a", "b", "ü/%2F \u2603", "x" * 3000])
-OPS = st.sampled_from(["report"] * 7 + ["null", "set", "set", "purge", "purge all"])
+OPS = st.sampled_from(["report"] * 7 + ["null", "set", "set", "set null", "purge", "purge all"])
 EVENTS = st.lists(
-    st.tuples(
-        KEYS,
-        OPS,
-        st.sampled_from("pqr"),
-        st.sampled_from("abc"),
-        st.integers(-5, 9),
-        TIMES,
-        st.integers(0, 1),
-    ),
+    st.tuples(KEYS, OPS, st.sampled_from("pqr"), st.sampled_from("abc"), st.integers(-5, 9), TIMES, st.integers(0, 1)),
     min_size=1,
     max_size=14,
+)
+CHANGELOG = (
+    "key VARCHAR, agent VARCHAR, value VARCHAR, n BIGINT, d DECIMAL(12,2), ts TIMESTAMPTZ, _partition INT,"
+    " _offset BIGINT, _event_time TIMESTAMPTZ, _op VARCHAR, _key VARCHAR, _store VARCHAR, _agent VARCHAR, _value VARCHAR"
 )
 
 
 def reduce_of(store):
     """The oracle's name and arguments of a store's reducer."""
-    name, _, arguments = STORES[store][1].partition("(")
+    name, _, arguments = STORES[store][2].partition("(")
     return name, [a.strip() for a in arguments.rstrip(")").split(",") if a.strip()]
 
 
-def as_records(example, number):
-    """A drawn example as Kafka's records, and as the oracle's events by store and key."""
-    records, expected = [], {s: {} for s in STORES}
+def as_made(example, number):
+    """A drawn example as Kafka's records, as the changelog's rows, and as the oracle's events by store and key."""
+    records, log, expected = [], [], {s: {} for s in STORES}
     offsets = {0: 1000 * number, 1: 1000 * number}
     for key, op, agent, letter, n, time, partition in example:
         key, offset = f"{number}:{key}", offsets[partition]
         offsets[partition] += 1
-        order = (time, partition, offset)
-        given_ = {"value": letter, "n": n, "d": Decimal(n) / 4}
+        store = (list(STORES) if op != "set null" else WITHDRAWN)[n % (len(STORES) if op != "set null" else 3)]
+        values = {"value": letter, "n": n, "d": Decimal(n) / 4}
+        if op in ("null", "set null"):
+            values = dict.fromkeys(values)
         if op in ("report", "null"):
-            given_ = {c: None if op == "null" else v for c, v in given_.items()}
-            body = {
-                "key": key,
-                "agent": agent,
-                "ts": iso(time),
-                **{
-                    c: None if v is None else str(v) if c == "value" else float(v) if c == "d" else v
-                    for c, v in given_.items()
-                },
-            }
-            records.append(record("t", partition, offset, time, key, body))
-            for store, (column, _) in STORES.items():
-                expected[store].setdefault(key, []).append(
-                    {"op": "report", "agent": agent, "value": given_[column], "order": order}
-                )
-            continue
-        store = list(STORES)[n % len(STORES)]
-        targets = list(STORES) if op == "purge all" else [store]
-        headers = None if op == "purge all" else control(op, store)
-        value = {**given_, "n": n}[STORES[store][0]]
-        body = {"value": float(value) if isinstance(value, Decimal) else value, "agent": agent} if op == "set" else None
-        records.append(record("t", partition, offset, time, key, body, headers))
+            kind, targets, headers = "report", list(STORES), None
+            body = {"key": key, "agent": agent, "ts": iso(time), **values}
+        elif op.startswith("set"):
+            kind, targets, headers = "set", [store], control("set", store)
+            body = {"value": values[STORES[store][0]], "agent": agent}
+        else:
+            kind, targets = "purge", list(STORES) if op == "purge all" else [store]
+            headers, body = None if op == "purge all" else control("purge", store), None
+        sent = {c: float(v) if isinstance(v, Decimal) else v for c, v in body.items()} if body else None
+        records.append(record("t", partition, offset, time, key, sent, headers))
+        at = EPOCH.replace(tzinfo=dt.timezone.utc) + dt.timedelta(microseconds=time)
+        own = [body[c] for c in ("key", "agent", "value", "n", "d")] + [at] if kind == "report" else [None] * 6
+        set_value = str(body["value"]) if kind == "set" and body["value"] is not None else None
+        control_ = [key, None if kind == "report" or op == "purge all" else store, agent if kind == "set" else None]
+        log.append([*own, partition, offset, at, kind, *control_, set_value])
         for target in targets:
-            expected[target].setdefault(key, []).append(
-                {"op": op.split()[0], "agent": agent, "value": value, "order": order}
-            )
-    return records, expected
+            event = {"op": kind, "agent": agent, "value": values[STORES[target][0]], "order": (time, partition, offset)}
+            expected[target].setdefault(key, []).append(event)
+    return records, log, expected
 
 
 def oracle(expected):
@@ -118,44 +117,40 @@ def oracle(expected):
     return states
 
 
-def draw_examples(count):
-    """``count`` drawn examples, each with a cut: the batch that each of its events comes in."""
-    drawn = []
+@functools.cache
+def drawn(count):
+    """``count`` drawn examples, cut into batches at random: records and changelog rows by batch, and what is right."""
+    examples = []
 
     @settings(max_examples=count, phases=[Phase.generate], deadline=None, database=None, derandomize=True,
               suppress_health_check=list(HealthCheck))  # fmt: skip
     @given(EVENTS, st.data())
     def collect(example, data):
         cut = data.draw(st.lists(st.integers(0, BATCHES - 1), min_size=len(example), max_size=len(example)))
-        drawn.append((example, cut))
+        examples.append((example, cut))
 
     collect()
-    return drawn
+    records, logs = [[] for _ in range(BATCHES)], [[] for _ in range(BATCHES)]
+    expected = {s: {} for s in STORES}
+    for number, (example, cut) in enumerate(examples):
+        made, log, events = as_made(example, number)
+        for batch, one, row in zip(cut, made, log, strict=True):
+            records[batch].append(one)
+            logs[batch].append(row)
+        for store, keys in events.items():
+            expected[store].update(keys)
+    return records, logs, oracle(expected)
 
 
-def actual(spark, config, store):
-    """A state table as the oracle gives it."""
-    found = {}
-    for row in rows(spark, f"{config.root}/state/{store}"):
-        at = row["event_time"]
-        found[row["key"]] = (
-            row["value"],
-            int((at - __import__("datetime").datetime(1970, 1, 1)).total_seconds() * 1_000_000),
-        )
-    return found
+def microseconds(at):
+    """A UTC time, naive or not, since 1970."""
+    return (at.replace(tzinfo=None) - EPOCH) // dt.timedelta(microseconds=1)
 
 
 @pytest.mark.slow
-def test_spark_merges_agree_with_the_oracle_in_any_order_and_batches(spark, lake, monkeypatch):
+def test_spark_merges_agree_with_the_oracle_in_any_order_and_batches(spark, lake):
     config = lake(CONFIG)
-    monkeypatch.setenv("TZ", "UTC")
-    batches, expected = [[] for _ in range(BATCHES)], {s: {} for s in STORES}
-    for number, (example, cut) in enumerate(draw_examples(60)):
-        records, events = as_records(example, number)
-        for made, batch in zip(records, cut, strict=True):
-            batches[batch].append(made)
-        for store, keys in events.items():
-            expected[store].update(keys)
+    batches, _, expected = drawn(60)
     ingest = Ingest(spark, config, config.streams["s"])
     merges = [Merge(spark, config, s) for s in config.stores.values()]
     for batch in batches:
@@ -164,5 +159,24 @@ def test_spark_merges_agree_with_the_oracle_in_any_order_and_batches(spark, lake
         for merge in merges:
             merge.round()
     assert ingest.refused == 0
-    for store, state in oracle(expected).items():
-        assert actual(spark, config, store) == state, store
+    for store, state in expected.items():
+        table = rows(spark, f"{config.root}/state/{store}")
+        assert {r["key"]: (r["value"], microseconds(r["event_time"])) for r in table} == state, store
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_duckdb_agrees_with_the_oracle_in_any_order_and_batches(lake, store):
+    _, batches, expected = drawn(DRAWN)
+    db = duckdb.connect()
+    db.execute("SET TimeZone = 'UTC'")
+    db.execute(f"CREATE TABLE log ({CHANGELOG})")
+    db.execute(f"CREATE TABLE batch ({CHANGELOG})")
+    folded = Fold(db, Rule(lake(CONFIG).stores[store], ("STRING",), STORES[store][1]), "s")
+    for position, batch in enumerate(batches):
+        frame = pd.DataFrame(batch, columns=[c.split()[0] for c in CHANGELOG.split(", ")], dtype=object)  # noqa: F841
+        db.execute("DELETE FROM batch")
+        db.execute("INSERT INTO batch SELECT * FROM frame")
+        db.execute("INSERT INTO log SELECT * FROM batch")
+        folded.apply("batch", "log", position)
+    found = db.execute("SELECT key, value, event_time FROM s_state").fetchall()
+    assert {k: (v, microseconds(t.astimezone(dt.timezone.utc))) for k, v, t in found} == expected[store]

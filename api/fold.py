@@ -1,0 +1,70 @@
+"""The one fold, in DuckDB: the registry's own SQL, transpiled, on tables in this process.
+
+What :mod:`jobs.merge` does with a MERGE is done here in one transaction: the same queries, the same tombstones, and the
+same second look at keys that a late reset tore.
+"""
+
+from __future__ import annotations
+
+import duckdb
+
+from api.duck import quoted
+from statehouse.fold import Rule
+from statehouse.transpile import duckdb_type, to_duckdb
+
+GUARD = "TRY({})"  # what a user's expression cannot compute is null, as in Spark without ANSI mode
+
+
+class Fold:
+    """A store's state and tombstones as two tables of a DuckDB connection, ``<name>_state`` and ``<name>_tombstones``.
+
+    Raises sqlglot's or DuckDB's error where the store's expressions have no words in DuckDB.
+    """
+
+    def __init__(self, db: duckdb.DuckDBPyConnection, rule: Rule, name: str) -> None:
+        self.db, self.rule = db, rule
+        self.state, self.tombstones = f"{name}_state", f"{name}_tombstones"
+        self._rows = f"{name}_rows"
+        for table, columns in ((self.state, rule.state_columns), (self.tombstones, rule.tombstone_columns)):
+            made = ", ".join(f"{quoted(c)} {duckdb_type(t)}" for c, t in columns.items())
+            db.execute(f"CREATE OR REPLACE TABLE {quoted(table)} ({made})")
+
+    def apply(self, events: str, changelog: str, position: int) -> None:
+        """Fold new changelog rows, the table or view ``events``, into the state.
+
+        ``changelog`` is all rows up to and with these: for keys that a late reset tore. ``position`` orders tombstones.
+        """
+        db, rule = self.db, self.rule
+        db.execute("BEGIN")
+        try:
+            self._combine(rule.combine(self._folded(events), self.state, self.tombstones))
+            torn = f"SELECT {self._keys()} FROM {quoted(self._rows)} WHERE _conflict"
+            if db.execute(f"SELECT count(*) FROM ({torn})").fetchone() != (0,):
+                again = to_duckdb(rule.combine(self._folded(changelog), self.state, None, again=True))
+                db.execute(
+                    f"CREATE OR REPLACE TEMP TABLE _again AS SELECT * FROM ({again}) WHERE ({self._keys()}) IN ({torn})"
+                )
+                db.execute(f"DELETE FROM {quoted(self._rows)} WHERE _conflict")
+                db.execute(f"INSERT INTO {quoted(self._rows)} BY NAME SELECT * FROM _again")
+            remembered = to_duckdb(f"SELECT {rule.remembered()} FROM {self._rows} WHERE NOT _present")
+            extra = f"{int(position)} AS position, now() AS log_time"
+            db.execute(f"INSERT INTO {quoted(self.tombstones)} BY NAME SELECT *, {extra} FROM ({remembered})")
+            db.execute(
+                f"DELETE FROM {quoted(self.state)} WHERE ({self._keys()}) IN (SELECT {self._keys()} FROM {quoted(self._rows)})"
+            )
+            columns = ", ".join(map(quoted, rule.state_columns))
+            db.execute(f"INSERT INTO {quoted(self.state)} SELECT {columns} FROM {quoted(self._rows)} WHERE _present")
+            db.execute("COMMIT")
+        except BaseException:
+            db.execute("ROLLBACK")
+            raise
+
+    def _keys(self) -> str:
+        return ", ".join(map(quoted, self.rule.keys))
+
+    def _folded(self, log: str) -> str:
+        """A sub-select of one row a key, in Spark's words."""
+        return f"({self.rule.fold(f'({self.rule.project(log, guard=GUARD)})')})"
+
+    def _combine(self, query: str) -> None:
+        self.db.execute(f"CREATE OR REPLACE TEMP TABLE {quoted(self._rows)} AS {to_duckdb(query)}")

@@ -1,0 +1,102 @@
+"""Spark SQL in DuckDB's words: sqlglot does nearly all of it; the exceptions are here, few and named.
+
+* ``map_filter``, ``map_zip_with`` and ``exists`` take a lambda over a map or a list: written with DuckDB's list functions.
+* ``max_by`` and ``min_by``: DuckDB's pass over a null value, Spark's do not: ``arg_max_null``, ``arg_min_null``.
+* ``try_url_decode``: DuckDB's ``url_decode`` raises; under ``TRY`` it is null. ``timestamp_millis`` has another name.
+
+``tests/test_transpile.py`` runs each in DuckDB, and ``tests/test_law.py`` the whole fold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import sqlglot
+from sqlglot import exp
+
+
+def to_duckdb(sql: str) -> str:
+    """A query or expression in Spark SQL for DuckDB. Raises sqlglot's errors where it has no words for it."""
+    tree = sqlglot.parse_one(sql, dialect="spark").transform(_rewrite)
+    return tree.sql("duckdb", unsupported_level=sqlglot.ErrorLevel.RAISE)
+
+
+def duckdb_type(kind: str) -> str:
+    """A type of Spark's DDL in DuckDB's words."""
+    return exp.DataType.build(kind, dialect="spark").sql("duckdb")
+
+
+def _call(name: str, *arguments: exp.Expr) -> exp.Expr:
+    return exp.Anonymous(this=name, expressions=[a.copy() for a in arguments])
+
+
+def _field(of: exp.Expr, name: str) -> exp.Expr:
+    return exp.Dot(this=of.copy(), expression=exp.to_identifier(name))
+
+
+def _lambda(parameter: str, body: exp.Expr) -> exp.Expr:
+    return exp.Lambda(this=body, expressions=[exp.to_identifier(parameter)])
+
+
+def _parameters(function: exp.Lambda) -> list[str]:
+    return [p.name for p in function.expressions]
+
+
+def _bind(function: exp.Lambda, values: dict[str, exp.Expr]) -> exp.Expr:
+    """A lambda's body with its parameters replaced by expressions."""
+
+    def replace(node: exp.Expr) -> exp.Expr:
+        name = node.name if isinstance(node, exp.Column | exp.Identifier) else ""
+        field = isinstance(node.parent, exp.Dot) and node.arg_key == "expression"
+        inner = isinstance(node, exp.Identifier) and isinstance(node.parent, exp.Column | exp.Lambda | exp.PropertyEQ)
+        return values[name].copy() if name in values and not field and not inner else node
+
+    return cast(exp.Expr, function.this.copy().transform(replace))
+
+
+def _map_filter(node: exp.Anonymous) -> exp.Expr:
+    of, function = node.expressions
+    key, value = _parameters(function)
+    entry = exp.to_identifier("_e")
+    kept = _bind(function, {key: _field(entry, "key"), value: _field(entry, "value")})
+    return _call("map_from_entries", _call("list_filter", _call("map_entries", of), _lambda("_e", kept)))
+
+
+def _map_zip_with(node: exp.Anonymous) -> exp.Expr:
+    left, right, function = node.expressions
+    key, x, y = _parameters(function)
+    at = exp.to_identifier("_k")
+    found = {key: at, x: _call("map_extract_value", left, at), y: _call("map_extract_value", right, at)}
+    pairs = [("key", at.copy()), ("value", _bind(function, found))]
+    entry = exp.Struct(expressions=[exp.PropertyEQ(this=exp.to_identifier(n), expression=v) for n, v in pairs])
+    keys = _call("list_distinct", _call("list_concat", _call("map_keys", left), _call("map_keys", right)))
+    return _call("map_from_entries", _call("list_transform", keys, _lambda("_k", entry)))
+
+
+def _exists(node: exp.Exists) -> exp.Expr:
+    kept = _call("list_filter", node.this, node.expression)
+    return exp.GT(this=_call("len", kept), expression=exp.Literal.number(0))
+
+
+def _times_thousand(value: exp.Expr) -> exp.Expr:
+    return exp.Mul(this=exp.Paren(this=value.copy()), expression=exp.Literal.number(1000))
+
+
+ANONYMOUS: dict[str, Callable[[exp.Anonymous], exp.Expr]] = {
+    "map_filter": _map_filter,
+    "map_zip_with": _map_zip_with,
+    "timestamp_millis": lambda node: _call("make_timestamptz", _times_thousand(node.expressions[0])),
+    "try_url_decode": lambda node: _call("try", _call("url_decode", *node.expressions)),
+}
+
+
+def _rewrite(node: exp.Expr) -> exp.Expr:
+    if isinstance(node, exp.Anonymous) and node.name.lower() in ANONYMOUS:
+        return ANONYMOUS[node.name.lower()](node).transform(_rewrite)
+    if isinstance(node, exp.Exists) and isinstance(node.expression, exp.Lambda):
+        return _exists(node).transform(_rewrite)
+    if isinstance(node, exp.ArgMax | exp.ArgMin):
+        name = "arg_max_null" if isinstance(node, exp.ArgMax) else "arg_min_null"
+        return _call(name, node.this, node.expression).transform(_rewrite)
+    return node
