@@ -61,8 +61,21 @@ def create(spark: SparkSession, path: str, columns: dict[str, str], properties: 
 
 
 def create_stream(spark: SparkSession, config: Config, stream: Stream) -> None:
-    """``changelog/<stream>`` and ``quarantine/<stream>``."""
-    create(spark, table(config, "changelog", stream.name), changelog_columns(stream), CHANGELOG_PROPERTIES)
+    """``changelog/<stream>`` and ``quarantine/<stream>``. A column that the schema has gained is added, null in the
+    rows that are there; one that has another type now raises DefinitionChanged. One that was dropped stays, and is null."""
+    path = table(config, "changelog", stream.name)
+    create(spark, path, changelog_columns(stream), CHANGELOG_PROPERTIES)
+    kept = {f.name.lower(): f.dataType.simpleString() for f in spark.read.format("delta").load(path).schema}
+    for column in stream.columns:
+        kind = spark.createDataFrame([], f"x {column.type}").schema[0].dataType.simpleString()
+        found = kept.get(column.name.lower())
+        if found is None:
+            spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS ({quoted(column.name)} {column.type})")
+        elif found != kind:
+            raise DefinitionChanged(
+                f"stream {stream.name}: the changelog has {column.name} as {found}, the schema says {kind}: give the "
+                "column another name, or read it in the store's expression, as in CAST(... AS ...)"
+            )
     skipping = {"delta.appendOnly": "true", "delta.dataSkippingStatsColumns": "partition,offset,log_time"}
     create(spark, table(config, "quarantine", stream.name), QUARANTINE_COLUMNS, skipping)
 

@@ -11,7 +11,7 @@ from jobs.ingest import Ingest
 from jobs.merge import Merge
 from jobs.rules import problems
 from statehouse import kafka
-from statehouse.errors import KafkaUnavailable, TopicRecreated
+from statehouse.errors import DefinitionChanged, KafkaUnavailable, TopicRecreated
 from tests.records import SCHEMA, control, produce, record, rows, wait
 
 STREAM = """
@@ -170,6 +170,36 @@ def test_a_topic_that_is_not_there_yet_is_made_and_one_made_anew_is_refused(spar
     ingest.offsets = {0: 5}
     with pytest.raises(TopicRecreated, match="deleted and made again"):
         ingest.check_topic()
+
+
+def test_a_column_that_the_schema_gains_is_added_and_another_type_is_refused(spark, lake):
+    text = STREAM.format(topic="t")
+    config = lake(text)
+    first = Ingest(spark, config, config.streams["s"])
+    first.batch(spark.createDataFrame([record("t", 0, 0, 10**15, "k", GOOD)], SCHEMA))
+    config = lake(text.replace("key STRING,", "key STRING, site STRING,"))
+    ingest = Ingest(spark, config, config.streams["s"])
+    ingest.batch(spark.createDataFrame([record("t", 0, 1, 10**15, "k", {**GOOD, "site": "x"})], SCHEMA))
+    assert [r["site"] for r in sorted(rows(spark, ingest.changelog), key=lambda r: r["_offset"])] == [None, "x"]
+    assert Merge(spark, config, config.stores["last"]).round() is not None
+    config = lake(text.replace("n INT", "n STRING"))
+    with pytest.raises(DefinitionChanged, match="has n as int, the schema says string"):
+        Ingest(spark, config, config.streams["s"])
+    config = lake(text)  # the column is dropped from the schema again: it stays, and is null
+    ingest = Ingest(spark, config, config.streams["s"])
+    ingest.batch(spark.createDataFrame([record("t", 0, 2, 10**15, "k", GOOD)], SCHEMA))
+    assert len(rows(spark, ingest.changelog)) == 3
+
+
+def test_a_store_whose_rule_changed_is_refused_with_what_differs(spark, lake):
+    text = STREAM.format(topic="t")
+    config = lake(text)
+    ingest = Ingest(spark, config, config.streams["s"])
+    ingest.batch(spark.createDataFrame([record("t", 0, 0, 10**15, "k", GOOD)], SCHEMA))
+    Merge(spark, config, config.stores["total"]).round()
+    changed = lake(text.replace("value: n, reduce: sum", "value: n, where: n > 3, reduce: sum"))
+    with pytest.raises(DefinitionChanged, match="where: None → 'n > 3'"):
+        Merge(spark, changed, changed.stores["total"]).round()
 
 
 def test_kafka_away_at_the_start_and_in_the_middle(spark, java, lake, tmp_path):

@@ -53,15 +53,17 @@ T0 = 1_700_000_000_000_000
 BATCHES = 6
 DRAWN = int(os.environ.get("LAW_EXAMPLES", "200"))
 
-# Times collide and run backwards, values are few so that majorities tie; a key may be anything.
-TIMES = st.integers(-3, 8).map(lambda s: T0 + s * 1_000_000)
-KEYS = st.sampled_from(["a", "b", "ü/%2F \u2603", "x" * 3000])
-OPS = st.sampled_from(["report"] * 7 + ["null", "set", "set", "set null", "purge", "purge all"])
+# Times collide and run backwards, values are few so that majorities tie; a key may be anything. Few keys and times, and
+# often a single batch: otherwise two events of a key hardly ever tie, and a late reset hardly ever falls between two.
+TIMES = st.integers(-2, 3).map(lambda s: T0 + s * 1_000_000)
+KEYS = st.sampled_from(["a", "a", "ü/%2F \u2603", "x" * 3000])
+OPS = st.sampled_from(["report"] * 8 + ["null", "set", "set null", "purge", "purge all"])
 EVENTS = st.lists(
     st.tuples(KEYS, OPS, st.sampled_from("pqr"), st.sampled_from("abc"), st.integers(-5, 9), TIMES, st.integers(0, 1)),
-    min_size=1,
-    max_size=14,
+    min_size=3,
+    max_size=20,
 )
+CUTS = st.integers(1, BATCHES).flatmap(lambda n: st.lists(st.integers(0, n - 1), min_size=20, max_size=20))
 CHANGELOG = (
     "key VARCHAR, agent VARCHAR, value VARCHAR, n BIGINT, d DECIMAL(12,2), ts TIMESTAMPTZ, _partition INT,"
     " _offset BIGINT, _event_time TIMESTAMPTZ, _op VARCHAR, _key VARCHAR, _store VARCHAR, _agent VARCHAR, _value VARCHAR"
@@ -75,35 +77,42 @@ def reduce_of(store):
 
 
 def as_made(example, number):
-    """A drawn example as Kafka's records, as the changelog's rows, and as the oracle's events by store and key."""
+    """A drawn example as Kafka's records and as the changelog's rows, each with the index of its draw, and as the
+    oracle's events by store and key."""
     records, log, expected = [], [], {s: {} for s in STORES}
     offsets = {0: 1000 * number, 1: 1000 * number}
-    for key, op, agent, letter, n, time, partition in example:
-        key, offset = f"{number}:{key}", offsets[partition]
-        offsets[partition] += 1
-        store = (list(STORES) if op != "set null" else WITHDRAWN)[n % (len(STORES) if op != "set null" else 3)]
-        values = {"value": letter, "n": n, "d": Decimal(n) / 4}
+    for index, (key, op, agent, letter, n, time, partition) in enumerate(example):
+        key, values = f"{number}:{key}", {"value": letter, "n": n, "d": Decimal(n) / 4}
         if op in ("null", "set null"):
             values = dict.fromkeys(values)
-        if op in ("report", "null"):
-            kind, targets, headers = "report", list(STORES), None
-            body = {"key": key, "agent": agent, "ts": iso(time), **values}
-        elif op.startswith("set"):
-            kind, targets, headers = "set", [store], control("set", store)
-            body = {"value": values[STORES[store][0]], "agent": agent}
-        else:
-            kind, targets = "purge", list(STORES) if op == "purge all" else [store]
-            headers, body = None if op == "purge all" else control("purge", store), None
-        sent = {c: float(v) if isinstance(v, Decimal) else v for c, v in body.items()} if body else None
-        records.append(record("t", partition, offset, time, key, sent, headers))
-        at = EPOCH.replace(tzinfo=dt.timezone.utc) + dt.timedelta(microseconds=time)
-        own = [body[c] for c in ("key", "agent", "value", "n", "d")] + [at] if kind == "report" else [None] * 6
-        set_value = str(body["value"]) if kind == "set" and body["value"] is not None else None
-        control_ = [key, None if kind == "report" or op == "purge all" else store, agent if kind == "set" else None]
-        log.append([*own, partition, offset, at, kind, *control_, set_value])
-        for target in targets:
-            event = {"op": kind, "agent": agent, "value": values[STORES[target][0]], "order": (time, partition, offset)}
-            expected[target].setdefault(key, []).append(event)
+        # Reports and purges without a store go to all of them; a set to each of those that it means something to.
+        one, many = [list(STORES)[n % len(STORES)]], list(WITHDRAWN if op == "set null" else STORES)
+        for targets in [[t] for t in many] if op.startswith("set") else [one] if op == "purge" else [many]:
+            offset = offsets[partition]
+            offsets[partition] += 1
+            if op in ("report", "null"):
+                kind, headers, body = "report", None, {"key": key, "agent": agent, "ts": iso(time), **values}
+            elif op.startswith("set"):
+                kind, headers = "set", control("set", targets[0])
+                body = {"value": values[STORES[targets[0]][0]], "agent": agent}
+            else:
+                kind, headers, body = "purge", None if op == "purge all" else control("purge", targets[0]), None
+            sent = {c: float(v) if isinstance(v, Decimal) else v for c, v in body.items()} if body else None
+            records.append((index, record("t", partition, offset, time, key, sent, headers)))
+            at = EPOCH.replace(tzinfo=dt.timezone.utc) + dt.timedelta(microseconds=time)
+            own = [body[c] for c in ("key", "agent", "value", "n", "d")] + [at] if kind == "report" else [None] * 6
+            set_value = str(body["value"]) if kind == "set" and body["value"] is not None else None
+            store = None if headers is None else targets[0]
+            voter = agent if kind == "set" else None
+            log.append((index, [*own, partition, offset, at, kind, key, store, voter, set_value]))
+            for target in targets:
+                made = {
+                    "op": kind,
+                    "agent": agent,
+                    "value": values[STORES[target][0]],
+                    "order": (time, partition, offset),
+                }
+                expected[target].setdefault(key, []).append(made)
     return records, log, expected
 
 
@@ -124,9 +133,8 @@ def drawn(count):
 
     @settings(max_examples=count, phases=[Phase.generate], deadline=None, database=None, derandomize=True,
               suppress_health_check=list(HealthCheck))  # fmt: skip
-    @given(EVENTS, st.data())
-    def collect(example, data):
-        cut = data.draw(st.lists(st.integers(0, BATCHES - 1), min_size=len(example), max_size=len(example)))
+    @given(EVENTS, CUTS)
+    def collect(example, cut):
         examples.append((example, cut))
 
     collect()
@@ -134,9 +142,9 @@ def drawn(count):
     expected = {s: {} for s in STORES}
     for number, (example, cut) in enumerate(examples):
         made, log, events = as_made(example, number)
-        for batch, one, row in zip(cut, made, log, strict=True):
-            records[batch].append(one)
-            logs[batch].append(row)
+        for (index, one), (_, row) in zip(made, log, strict=True):
+            records[cut[index]].append(one)
+            logs[cut[index]].append(row)
         for store, keys in events.items():
             expected[store].update(keys)
     return records, logs, oracle(expected)
