@@ -179,6 +179,7 @@ def run(merges: list[Merge], stopping: threading.Event, every: float, tell: Call
     A round that fails is said and tried again from its position: nothing is committed by halves.
     """
     failures, warm = 0, False
+    stopping.wait(every)  # the first batches are on their way: one round for them, not one for nothing
     while not stopping.is_set():
         began = time.monotonic()
         try:

@@ -34,12 +34,14 @@ def session(app: str, log: Path | None = None, **settings: str) -> SparkSession:
     made: dict[str, Any] = {**defaults(), **settings}
     if "SPARK_ENV_LOADED" not in os.environ and "PYSPARK_GATEWAY_PORT" not in os.environ:
         made.setdefault("spark.master", f"local[{os.cpu_count()}]")
+    if log is not None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        made.setdefault("spark.sql.warehouse.dir", str(log.parent / "warehouse"))  # not a folder wherever one stands
     builder = SparkSession.builder.appName(app)
     for name, value in made.items():
         builder = builder.config(name, value)
     if log is None:
         return builder.getOrCreate()
-    log.parent.mkdir(parents=True, exist_ok=True)
     with _redirected(log):  # the JVM is started here and keeps these as its own stdout and stderr
         return builder.getOrCreate()
 

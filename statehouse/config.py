@@ -75,6 +75,12 @@ def _expression(text: Any) -> str:
     return str(text)
 
 
+def _unaliased(text: str) -> str:
+    """``upper(agent) AS ag`` without its alias, in the user's own words (sqlglot would write them its own way)."""
+    alias = parse_expression(text).alias
+    return re.sub(rf"\s+(AS\s+)?[`\"]?{re.escape(alias)}[`\"]?\s*$", "", text, flags=re.IGNORECASE) if alias else text
+
+
 def _key(found: Any) -> Any:
     if found in ("", [], None):
         raise ValueError(f"found {found!r}, expected an expression, or a list of columns or 'expression AS name'")
@@ -163,9 +169,8 @@ class Store(_Model):
     def keys(self) -> list[Key]:
         """The key's columns: one named ``key``, or a composite key's own."""
         if isinstance(self.key, str):
-            return [Key(name="key", expression=parse_expression(self.key).unalias().sql("spark"))]
-        trees = [parse_expression(part) for part in self.key]
-        return [Key(name=tree.alias_or_name, expression=tree.unalias().sql("spark")) for tree in trees]
+            return [Key(name="key", expression=_unaliased(self.key))]
+        return [Key(name=parse_expression(part).alias_or_name, expression=_unaliased(part)) for part in self.key]
 
     @property
     def composite(self) -> bool:

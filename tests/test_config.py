@@ -97,6 +97,16 @@ def test_a_missing_file_and_one_that_is_no_mapping(tmp_path):
         load(write(tmp_path, "- 1\n"), {})
 
 
+def test_a_composite_keys_parts_keep_the_users_words(tmp_path):
+    keys = "key: [agent, 'upper( key )  as  k', \"concat(key, ' AS k') AS both\"]"
+    store = load(write(tmp_path, GOOD.replace("key: key", keys)), {}).stores["status"]
+    assert [(k.name, k.expression) for k in store.keys] == [
+        ("agent", "agent"),
+        ("k", "upper( key )"),
+        ("both", "concat(key, ' AS k')"),
+    ]
+
+
 def test_durations_and_schemas():
     assert [milliseconds(t) for t in ("5 seconds", "1.5 hours", "7 days")] == [5000, 5_400_000, 604_800_000]
     columns = parse_schema("a INT NOT NULL, b ARRAY<STRUCT<x: INT, y: STRING>>, c DECIMAL(10, 2)")

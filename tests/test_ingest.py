@@ -239,6 +239,6 @@ def test_spark_names_what_is_wrong_with_an_expression(spark, lake):
     )
     found = {path: message for path, message in problems(spark, lake(text))}
     assert "nn" in found[("stores", "total", "value")]
-    assert "NOSUCH" in found[("stores", "odd", "key")]
+    assert "nosuch" in found[("stores", "odd", "key")]
     assert "expected a BOOLEAN" in found[("stores", "last", "where")]
     assert len(found) == 3
