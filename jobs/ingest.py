@@ -30,10 +30,11 @@ from jobs.parse import accepted, parse, refused
 from jobs.rules import rule_of
 from statehouse import kafka
 from statehouse.config import Config, Stream
-from statehouse.errors import StatehouseError, TopicRecreated, first_line
-from statehouse.tables import metadata, table
+from statehouse.errors import DefinitionChanged, LakeBusy, StatehouseError, TopicRecreated, first_line
+from statehouse.tables import metadata, opened, table
 
 log = logging.getLogger("statehouse")
+COMMITS = "ingest"  # the application id of the changelog's txn action: a number that each commit raises
 BATCH = 1_000_000  # events a micro-batch at the most: bounds its memory when there is much to catch up on
 
 
@@ -54,15 +55,31 @@ class Ingest:
         """Read the position from the changelog, and how far the quarantine is ahead of it."""
         kept = metadata(self.changelog, "offsets")
         if kept is None:  # the log is cleaned of old commits after a month: then the rows themselves tell
-            rows = self._ends(self.changelog, "_partition", "_offset", f"_topic = '{self.stream.topic}'")
-            kept = {"offsets": {str(p): o for p, o in rows.items()}}
+            rows, events = self._ends(self.changelog, "_partition", "_offset")
+            refused = self._ends(self.quarantine, "partition", "offset", before(rows) or "FALSE")[1]
+            kept = {"offsets": {str(p): o for p, o in rows.items()}, "events": events, "quarantined": refused}
+        if kept.get("topic", self.stream.topic) != self.stream.topic:
+            raise DefinitionChanged(
+                f"stream {self.stream.name}: its changelog is of the topic {kept['topic']}, found {self.stream.topic}: "
+                "the position is that topic's. Give the stream a new name"
+            )
         self.offsets = {int(p): o for p, o in kept["offsets"].items()}
-        self.events, self.refused = kept.get("events", 0), kept.get("quarantined", 0)
-        self.quarantined_to = self._ends(self.quarantine, "partition", "offset", f"topic = '{self.stream.topic}'")
+        self.events, self.refused = kept["events"], kept["quarantined"]
+        self.quarantined_to = self._ends(self.quarantine, "partition", "offset")[0]
+        log = opened(self.changelog)
+        self.commit = (log.transaction_version(COMMITS) or 0) if log else 0
 
-    def _ends(self, path: str, partition: str, offset: str, where: str) -> dict[int, int]:
-        rows = self.spark.read.format("delta").load(path).where(where).groupBy(partition).agg(F.max(offset)).collect()
-        return {p: o + 1 for p, o in rows}
+    def _ends(self, path: str, partition: str, offset: str, where: str = "TRUE") -> tuple[dict[int, int], int]:
+        """Each partition's next offset as a table's rows tell it, and the number of rows."""
+        ends = (
+            self.spark.read.format("delta")
+            .load(path)
+            .where(where)
+            .groupBy(partition)
+            .agg(F.max(offset), F.count("*"))
+            .collect()
+        )
+        return {row[0]: row[1] + 1 for row in ends}, sum(row[2] for row in ends)
 
     def starting_offsets(self, partitions: list[int]) -> str:
         """Spark's ``startingOffsets``: the position, and the earliest of a partition that is new."""
@@ -75,7 +92,7 @@ class Ingest:
             if position > high:
                 raise TopicRecreated(
                     f"stream {self.stream.name}: {self.stream.topic}/{partition} ends at {high}, the changelog has it to "
-                    f"{position}: the topic was deleted and made again. Give the stream a new name, or another topic"
+                    f"{position}: the topic was deleted and made again. Give the stream a new name"
                 )
             if position < low:
                 lost = low - position
@@ -91,7 +108,7 @@ class Ingest:
             started = time.monotonic()
             session = records.sparkSession
             session.conf.set("spark.sql.shuffle.partitions", "2")
-            known = " OR ".join(f"(partition = {p} AND offset < {o})" for p, o in self.offsets.items())
+            known = before(self.offsets)
             parsed = parse(records.where(f"NOT ({known})") if known else records, self.stream, self.rules).persist()
             try:
                 counts = (
@@ -110,7 +127,7 @@ class Ingest:
         self.last_batch = sum(row[1] for row in counts), time.monotonic() - started
 
     def _append_refused(self, parsed: DataFrame) -> None:
-        known = " OR ".join(f"(partition = {p} AND offset < {o})" for p, o in self.quarantined_to.items())
+        known = before(self.quarantined_to)
         rows = refused(parsed).where(f"NOT ({known})") if known else refused(parsed)
         rows.coalesce(1).write.format("delta").mode("append").save(self.quarantine)
 
@@ -118,18 +135,21 @@ class Ingest:
         offsets = {**self.offsets, **{row[0]: row[3] + 1 for row in counts}}
         events = self.events + sum(row[1] for row in counts) - bad
         kept = {
+            "topic": self.stream.topic,
             "offsets": {str(p): o for p, o in sorted(offsets.items())},
             "events": events,
             "quarantined": self.refused + bad,
         }
         rows = accepted(parsed, self.stream)
         # The txn makes a commit of a batch with nothing but refused events, and a conflict of a second writer.
-        done = {
-            "txnAppId": "ingest",
-            "txnVersion": str(events + self.refused + bad),
-            "userMetadata": json.dumps(kept),
-        }
+        commit = self.commit + 1
+        done = {"txnAppId": COMMITS, "txnVersion": str(commit), "userMetadata": json.dumps(kept)}
         rows.write.format("delta").mode("append").options(**done).save(self.changelog)
+        if (
+            metadata(self.changelog, "offsets") != kept
+        ):  # a commit number that is there already is passed over in silence
+            raise LakeBusy(f"{self.changelog} was written by another process meanwhile; one writer a table")
+        self.commit = commit
         self.offsets, self.events, self.refused = offsets, events, self.refused + bad
 
     def start(self, once: bool = False) -> Any:
@@ -175,10 +195,12 @@ class Ingest:
             try:
                 kafka.await_topic(self.config.kafka, self.stream.topic, self.stopping.is_set, log.warning, patience)
                 query = self.start(once)
-            except TopicRecreated:
+            except (TopicRecreated, DefinitionChanged):
                 raise
             except StatehouseError as error:
-                if once or self.stopping.is_set():
+                if self.stopping.is_set():
+                    return None
+                if once:
                     raise
                 log.warning(f"{self.stream.name}: {error}; trying again")
                 self.stopping.wait(1)
@@ -197,3 +219,8 @@ class Ingest:
             log.warning(f"{self.stream.name}: {first_line(failure)}; going on from the changelog's offsets")
             self.stopping.wait(min(2**failures, 30))
         return None
+
+
+def before(offsets: dict[int, int]) -> str:
+    """SQL: the records before each partition's offset; empty where there are no offsets."""
+    return " OR ".join(f"(partition = {p} AND offset < {o})" for p, o in offsets.items())

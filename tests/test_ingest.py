@@ -11,7 +11,7 @@ from jobs.ingest import Ingest
 from jobs.merge import Merge
 from jobs.rules import problems
 from statehouse import kafka
-from statehouse.errors import DefinitionChanged, KafkaUnavailable, TopicRecreated
+from statehouse.errors import DefinitionChanged, KafkaUnavailable, LakeBusy, TopicRecreated
 from tests.records import SCHEMA, control, produce, record, rows, wait
 
 STREAM = """
@@ -151,6 +151,40 @@ def test_a_crash_after_each_step_of_the_protocol_leaves_each_event_once(spark, l
     assert (again.events, again.refused) == (6, 6)
 
 
+def test_the_position_is_found_in_the_rows_where_the_log_no_longer_has_it(spark, lake, monkeypatch):
+    config = lake(STREAM.format(topic="t"))
+    batch = [record("t", 0, o, 10**15 + o, "k", GOOD if o % 2 else b"?") for o in range(8)]
+    ingest = Ingest(spark, config, config.streams["s"])
+    ingest.batch(spark.createDataFrame(batch[:4], SCHEMA))
+    ingest.batch(spark.createDataFrame(batch[4:], SCHEMA))
+    with monkeypatch.context() as cleaned:
+        cleaned.setattr("jobs.ingest.metadata", lambda *_: None)
+        again = Ingest(spark, config, config.streams["s"])
+    assert (again.offsets, again.events, again.refused) == ({0: 8}, 4, 4)
+    again.batch(spark.createDataFrame([*batch, record("t", 0, 8, 10**15, "k", GOOD)], SCHEMA))
+    assert sorted(r["_offset"] for r in rows(spark, again.changelog)) == [1, 3, 5, 7, 8]
+    assert sorted(r["offset"] for r in rows(spark, again.quarantine)) == [0, 2, 4, 6]
+
+
+def test_a_second_writer_is_noticed(spark, lake):
+    config = lake(STREAM.format(topic="t"))
+    one, other = (Ingest(spark, config, config.streams["s"]) for _ in range(2))
+    frame = spark.createDataFrame([record("t", 0, 0, 10**15, "k", GOOD)], SCHEMA)
+    one.batch(frame)
+    with pytest.raises(LakeBusy):
+        other.batch(spark.createDataFrame([record("t", 0, o, 10**15, "k", GOOD) for o in (0, 1)], SCHEMA))
+    assert len(rows(spark, one.changelog)) == 1
+
+
+def test_another_topic_for_a_stream_is_refused(spark, lake):
+    config = lake(STREAM.format(topic="t"))
+    ingest = Ingest(spark, config, config.streams["s"])
+    ingest.batch(spark.createDataFrame([record("t", 0, 0, 10**15, "k", GOOD)], SCHEMA))
+    config = lake(STREAM.format(topic="u"))
+    with pytest.raises(DefinitionChanged, match="of the topic t, found u"):
+        Ingest(spark, config, config.streams["s"])
+
+
 def test_a_batch_of_nothing_but_rubbish_moves_the_position(spark, lake):
     config = lake(STREAM.format(topic="t"))
     ingest = Ingest(spark, config, config.streams["s"])
@@ -182,8 +216,8 @@ def test_a_column_that_the_schema_gains_is_added_and_another_type_is_refused(spa
     ingest.batch(spark.createDataFrame([record("t", 0, 1, 10**15, "k", {**GOOD, "site": "x"})], SCHEMA))
     assert [r["site"] for r in sorted(rows(spark, ingest.changelog), key=lambda r: r["_offset"])] == [None, "x"]
     assert Merge(spark, config, config.stores["last"]).round() is not None
-    config = lake(text.replace("n INT", "n STRING"))
-    with pytest.raises(DefinitionChanged, match="has n as int, the schema says string"):
+    config = lake(text.replace("flag BOOLEAN", "flag STRING"))
+    with pytest.raises(DefinitionChanged, match="has flag as boolean, the schema says string"):
         Ingest(spark, config, config.streams["s"])
     config = lake(text)  # the column is dropped from the schema again: it stays, and is null
     ingest = Ingest(spark, config, config.streams["s"])
