@@ -1,6 +1,7 @@
 """Spark SQL in DuckDB's words: sqlglot does nearly all of it; the exceptions are here, few and named.
 
 * ``map_filter``, ``map_zip_with`` and ``exists`` take a lambda over a map or a list: written with DuckDB's list functions.
+  (Spark's ``exists`` is null where nothing is true and something is null; here it is false.)
 * ``max_by`` and ``min_by``: DuckDB's pass over a null value, Spark's do not: ``arg_max_null``, ``arg_min_null``.
 * ``try_url_decode``: DuckDB's ``url_decode`` raises; under ``TRY`` it is null. ``timestamp_millis`` has another name.
 

@@ -16,7 +16,7 @@ CASES = {
     f"array_sort(map_keys(map_zip_with({LEFT}, {RIGHT}, {NEWER})))": ["p", "q", "s"],
     f"array_sort(transform(map_values(map_zip_with({LEFT}, {RIGHT}, {NEWER})), r -> r.o))": [2, 5, 9],
     f"exists(map_values({LEFT}), r -> r.v = 'a')": True,
-    f"exists(map_values({LEFT}), r -> r.v = 'b')": False,
+    f"exists(map_values({RIGHT}), r -> r.v = 'q')": False,
     "try_url_decode('a%20b')": "a b",
     "try_url_decode(split('a%2Fb/c', '/')[0])": "a/b",
     "unix_micros(timestamp_millis(1700000000123))": 1_700_000_000_123_000,
