@@ -13,18 +13,11 @@ import sqlglot
 
 from api.duck import quoted
 from statehouse.config import Config, Store, Stream
+from statehouse.tables import EVENT_COLUMNS
 from statehouse.transpile import duckdb_type, to_duckdb
 
 # What the system knows of an event; an expression may use it like the payload's columns.
-SYSTEM = {
-    "_topic": "STRING",
-    "_partition": "INT",
-    "_offset": "BIGINT",
-    "_event_time": "TIMESTAMP",
-    "_log_time": "TIMESTAMP",
-    "_op": "STRING",
-    "_key": "STRING",
-}
+SYSTEM = {n: t for n, t in EVENT_COLUMNS.items() if n not in ("_store", "_agent", "_value", "_payload")}
 
 
 def check(config: Config) -> list[tuple[tuple, str]]:

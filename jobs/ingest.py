@@ -18,7 +18,6 @@ import json
 import logging
 import shutil
 import threading
-import time
 import uuid
 from typing import Any
 
@@ -105,17 +104,11 @@ class Ingest:
         with self.busy:
             if self.stopping.is_set():
                 return
-            started = time.monotonic()
-            session = records.sparkSession
-            session.conf.set("spark.sql.shuffle.partitions", "2")
+            records.sparkSession.conf.set("spark.sql.shuffle.partitions", "2")
             known = before(self.offsets)
             parsed = parse(records.where(f"NOT ({known})") if known else records, self.stream, self.rules).persist()
             try:
-                counts = (
-                    parsed.groupBy("_partition")
-                    .agg(F.count("*"), F.count("_reason"), F.max("_offset"), F.max("_timestamp"))
-                    .collect()
-                )
+                counts = parsed.groupBy("_partition").agg(F.count("*"), F.count("_reason"), F.max("_offset")).collect()
                 if not counts:
                     return
                 bad = sum(row[2] for row in counts)
@@ -124,7 +117,6 @@ class Ingest:
                 self._append_accepted(parsed, counts, bad)
             finally:
                 parsed.unpersist()
-        self.last_batch = sum(row[1] for row in counts), time.monotonic() - started
 
     def _append_refused(self, parsed: DataFrame) -> None:
         known = before(self.quarantined_to)
@@ -155,7 +147,6 @@ class Ingest:
     def start(self, once: bool = False) -> Any:
         """Start the streaming query from the position; ``once``: what is there now, then it ends."""
         partitions = kafka.partitions(self.config.kafka, self.stream.topic)
-        self._restore()
         self.check_topic()
         folder = f"{self.config.root}/_checkpoints/{self.stream.name}"
         if "://" not in folder:
@@ -218,6 +209,7 @@ class Ingest:
                 raise StatehouseError(f"stream {self.stream.name}: {first_line(failure)}")
             log.warning(f"{self.stream.name}: {first_line(failure)}; going on from the changelog's offsets")
             self.stopping.wait(min(2**failures, 30))
+            self._restore()  # the batch that failed may have been committed
         return None
 
 

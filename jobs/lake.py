@@ -8,21 +8,8 @@ from pyspark.sql import SparkSession
 from statehouse.config import Config, Stream
 from statehouse.errors import DefinitionChanged
 from statehouse.fold import Rule, quoted
-from statehouse.tables import DEFINITION, definition_of, opened, stored_rule, table
+from statehouse.tables import DEFINITION, EVENT_COLUMNS, definition_of, opened, stored_rule, table
 
-EVENT_COLUMNS = {
-    "_topic": "STRING",
-    "_partition": "INT",
-    "_offset": "BIGINT",
-    "_event_time": "TIMESTAMP",
-    "_log_time": "TIMESTAMP",
-    "_op": "STRING",
-    "_key": "STRING",
-    "_store": "STRING",
-    "_agent": "STRING",
-    "_value": "STRING",
-    "_payload": "STRING",
-}
 QUARANTINE_COLUMNS = {
     "topic": "STRING",
     "partition": "INT",

@@ -61,14 +61,17 @@ class Merge:
         self.changelog = table(config, "changelog", store.stream)
         self.state = table(config, "state", store.name)
         self.tombstones = table(config, "tombstones", store.name)
+        self.checked = False  # that the tables are there and of this rule
 
     def round(self) -> Round | None:
         """Fold what is new, if anything is: one commit of the state table. None when there is nothing new."""
         log = opened(self.changelog)
         if log is None:
             return None
-        create_store(self.spark, self.config, self.rule)
         start, head = position(self.state), log.version()
+        if start is None or not self.checked:  # not at every poll: it opens three logs
+            create_store(self.spark, self.config, self.rule)
+            self.checked = True
         if start == head or head == 0:  # version 0 is the empty table
             return None
         began = time.monotonic()

@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from jobs.lake import EVENT_COLUMNS
 from statehouse.config import Column, Stream
 from statehouse.fold import Rule, literal, quoted
 from statehouse.kafka import OP_HEADER, STORE_HEADER
+from statehouse.tables import EVENT_COLUMNS
 
 CORRUPT = "_corrupt"
 LEAST, GREATEST = "TIMESTAMP '0001-01-01 00:00:00'", "TIMESTAMP '9999-12-31 23:59:59.999999'"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import signal
 import sys
 from pathlib import Path
@@ -94,7 +93,7 @@ def _check(arguments: argparse.Namespace) -> int:
     from jobs.rules import problems
     from jobs.session import session
 
-    path = Path(arguments.config or os.environ.get("STATEHOUSE_CONFIG") or configuration.DEFAULT_FILE)
+    path = configuration.chosen(arguments.config)
     config = configuration.load(path)
     print(f"{path}: asking Spark (a few seconds) ...", file=sys.stderr)
     spark = session("statehouse check", _spark_log(config))

@@ -289,13 +289,18 @@ def _flat(name: Any) -> str:
     return re.sub(r"[^a-z0-9]", "_", str(name).lower())
 
 
+def chosen(file: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
+    """The file that is meant: the one named, else ``$STATEHOUSE_CONFIG``, else ``statehouse.yaml`` here."""
+    return Path(file or environ.get("STATEHOUSE_CONFIG") or DEFAULT_FILE)
+
+
 def load(file: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> Config:
     """Read and validate the file (default: ``$STATEHOUSE_CONFIG``, else ``statehouse.yaml`` here).
 
     A relative ``root`` is relative to the file, so that a scheduler's working directory does not matter.
     Raises :class:`ConfigError` with a line for each thing that is wrong: file, line, found, expected.
     """
-    path = Path(file or environ.get("STATEHOUSE_CONFIG") or DEFAULT_FILE)
+    path = chosen(file, environ)
     try:
         text = path.read_text(encoding="utf-8")
         node = yaml.compose(text, Loader=yaml.SafeLoader)

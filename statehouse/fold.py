@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from statehouse.config import Store
-from statehouse.reducers import ORDER, ORDER_SQL
+from statehouse.reducers import ORDER, ORDER_SQL, accumulator
 
 SCALARS = (
     "STRING",
@@ -86,8 +86,6 @@ class Rule:
         return {**self.keys, **memory, "reset": ORDER, "position": "BIGINT", "log_time": "TIMESTAMP"}
 
     def _fill(self, text: str, side: str = "") -> str:
-        from statehouse.reducers import accumulator
-
         parts = {
             "{T}": self.value_input,
             "{ACC}": accumulator(self.value_input),

@@ -21,6 +21,20 @@ from statehouse.config import Config, Store
 from statehouse.fold import Rule
 
 POSITION = "changelog"  # the application id of the txn action
+# What the system knows of an event, in the changelog beside the payload's own columns.
+EVENT_COLUMNS = {
+    "_topic": "STRING",
+    "_partition": "INT",
+    "_offset": "BIGINT",
+    "_event_time": "TIMESTAMP",
+    "_log_time": "TIMESTAMP",
+    "_op": "STRING",
+    "_key": "STRING",
+    "_store": "STRING",
+    "_agent": "STRING",
+    "_value": "STRING",
+    "_payload": "STRING",
+}
 DEFINITION = "statehouse.definition"  # the table property that holds the rule a state was folded by
 
 
