@@ -12,16 +12,16 @@ import duckdb
 import sqlglot
 
 from api.duck import quoted
+from api.fold import Fold
 from statehouse.config import Config, Store, Stream
+from statehouse.fold import Rule
 from statehouse.tables import EVENT_COLUMNS
 from statehouse.transpile import duckdb_type, to_duckdb
 
-# What the system knows of an event; an expression may use it like the payload's columns.
-SYSTEM = {n: t for n, t in EVENT_COLUMNS.items() if n not in ("_store", "_agent", "_value", "_payload")}
 
-
-def check(config: Config) -> list[tuple[tuple, str]]:
-    """What DuckDB cannot compute: a path in the file, such as ``("stores", "rewards", "value")``, and why."""
+def check(config: Config, rules: dict[str, Rule]) -> list[tuple[tuple, str]]:
+    """What DuckDB cannot compute: a path in the file, such as ``("stores", "rewards", "value")``, and why. Of a store
+    whose ``rules`` are known (with the types that Spark found) the whole fold is tried, on no rows."""
     found: list[tuple[tuple, str]] = []
     # sqlglot also prints what it raises.
     logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
@@ -33,12 +33,23 @@ def check(config: Config) -> list[tuple[tuple, str]]:
                 found.append((("streams", stream.name, "schema"), _reason(error)))
                 continue
             for store in config.stores_of(stream.name):
-                found += _store(connection, store)
+                wrong = list(_store(connection, store))
+                found += wrong or _fold(connection, rules.get(store.name))
     return found
 
 
+def _fold(connection: duckdb.DuckDBPyConnection, rule: Rule | None) -> list[tuple[tuple, str]]:
+    if rule is None:
+        return []
+    try:
+        Fold(connection, rule, "probe").apply("events", "events", 0)
+    except (sqlglot.errors.SqlglotError, duckdb.Error) as error:
+        return [(("stores", rule.store.name, "reduce"), _reason(error))]
+    return []
+
+
 def _columns(stream: Stream) -> str:
-    columns = {**{c.name: c.type for c in stream.columns}, **SYSTEM}
+    columns = {**{c.name: c.type for c in stream.columns}, **EVENT_COLUMNS}
     return ", ".join(f"{quoted(n)} {duckdb_type(t)}" for n, t in columns.items())
 
 

@@ -37,12 +37,14 @@ class Fold:
         db, rule = self.db, self.rule
         db.execute("BEGIN")
         try:
-            self._combine(rule.combine(self._folded(events), self.state, self.tombstones))
+            self._fold(events)
+            self._make(self._rows, rule.combine(self._spread(self.tombstones), self.state, self.tombstones))
             torn = f"SELECT {self._keys()} FROM {quoted(self._rows)} WHERE _conflict"
             if db.execute(f"SELECT count(*) FROM ({torn})").fetchone() != (0,):
-                again = to_duckdb(rule.combine(self._folded(changelog), self.state, None, again=True))
+                self._fold(changelog)
+                self._make("_whole", rule.combine(self._spread(None), self.state, None, again=True))
                 db.execute(
-                    f"CREATE OR REPLACE TEMP TABLE _again AS SELECT * FROM ({again}) WHERE ({self._keys()}) IN ({torn})"
+                    f"CREATE OR REPLACE TEMP TABLE _again AS SELECT * FROM _whole WHERE ({self._keys()}) IN ({torn})"
                 )
                 db.execute(f"DELETE FROM {quoted(self._rows)} WHERE _conflict")
                 db.execute(f"INSERT INTO {quoted(self._rows)} BY NAME SELECT * FROM _again")
@@ -62,9 +64,12 @@ class Fold:
     def _keys(self) -> str:
         return ", ".join(map(quoted, self.rule.keys))
 
-    def _folded(self, log: str) -> str:
-        """A sub-select of one row a key, in Spark's words."""
-        return f"({self.rule.fold(f'({self.rule.project(log, guard=GUARD)})')})"
+    def _fold(self, log: str) -> None:
+        """One row a key, as the table ``_folded``."""
+        self._make("_folded", self.rule.fold(f"({self.rule.project(log, guard=GUARD)})"))
 
-    def _combine(self, query: str) -> None:
-        self.db.execute(f"CREATE OR REPLACE TEMP TABLE {quoted(self._rows)} AS {to_duckdb(query)}")
+    def _spread(self, tombstones: str | None) -> str:
+        return self.rule.spread("_folded", self.state if tombstones else None, tombstones)
+
+    def _make(self, table: str, query: str) -> None:
+        self.db.execute(f"CREATE OR REPLACE TEMP TABLE {quoted(table)} AS {to_duckdb(query)}")

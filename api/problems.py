@@ -21,6 +21,7 @@ TITLES = {
     "bad-parameter": "A query parameter is wrong",
     "bad-body": "The request's body is wrong",
     "bad-value": "The store does not take this value",
+    "windowed-store": "A window cannot be set",
     "too-large": "The request is too large",
     "kafka-unavailable": "Kafka does not answer",
 }
@@ -41,6 +42,8 @@ def document(status: int, title: str, detail: str, kind: str | None = None, **mo
     name = f"urn:statehouse:{kind}" if kind else "about:blank"
     body = {"type": name, "title": title, "status": status, "detail": detail, **more}
     response = Response(dumps(body) + "\n", status, content_type="application/problem+json")
+    if "allowed" in more:
+        response.headers["Allow"] = ", ".join(more["allowed"])
     if status == 503:
         response.headers["Retry-After"] = RETRY_AFTER
     return response

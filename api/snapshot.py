@@ -23,7 +23,7 @@ from statehouse.config import Config, Store
 from statehouse.errors import StatehouseError
 from statehouse.fold import Rule
 from statehouse.reducers import ORDER
-from statehouse.tables import POSITION, stored_rule, table
+from statehouse.tables import folded, stored_rule, table
 
 MICROSECOND = 10**20  # what a microsecond is in the packed order key, see statehouse.reducers.ORDER
 _numbers = itertools.count()
@@ -41,12 +41,19 @@ class Snapshot:
     types: dict[str, str] = field(default_factory=dict)  # DuckDB's, by column
 
     def get(self, cursors: Cursors, key: Sequence[str]) -> dict[str, Any] | None:
-        """The state of a key, whose parts are given as text; None where it is absent."""
+        """The state of a key, whose parts are given as text; None where it is absent. In a windowed store it is the key
+        and its ``windows``, oldest first."""
         if self.rule is None:
             return None
-        where = " AND ".join(f"{quoted(k)} = {self._cast(k)}" for k in self.rule.keys)
-        found = cursors.rows(f"SELECT {self._columns()} FROM {self.table} WHERE {where}", list(key))
-        return self._public(found[0]) if found else None
+        where = " AND ".join(f"{quoted(k)} = {self._cast(k)}" for k in self.rule.key_columns)
+        order = "ORDER BY window_start" if self.rule.store.windows else ""
+        found = cursors.rows(f"SELECT {self._columns()} FROM {self.table} WHERE {where} {order}", list(key))
+        rows = [self._public(row) for row in found]
+        if not rows or not self.rule.store.windows:
+            return rows[0] if rows else None
+        keys = list(self.rule.key_columns)
+        windows = [{c: v for c, v in row.items() if c not in keys} for row in rows]
+        return {**{k: rows[0][k] for k in keys}, "windows": windows}
 
     def page(self, cursors: Cursors, after: Sequence[str] | None, limit: int) -> list[dict[str, Any]]:
         """The next states in the order of the key's columns, after a key that need not be there any more.
@@ -126,8 +133,8 @@ def load(
     ``discard`` is called with the copy's name when the last reader has let go of the snapshot.
     """
     path = table(config, "state", store.name)
-    position = DeltaTable(path, version=version).transaction_version(POSITION)
-    rule = stored_rule(config, store)
+    delta = DeltaTable(path, version=version)
+    position, rule = folded(delta), stored_rule(delta, store.name)
     if rule is None:
         raise StatehouseError(f"{path} has no definition: it was not made by statehouse")
     title = f"{store.name}@{version}#{next(_numbers)}"
@@ -143,8 +150,9 @@ def load(
         cursor.execute(f"CREATE TABLE {name} AS SELECT {columns} FROM lake ORDER BY {order}")
     finally:
         cursor.execute("DETACH DATABASE IF EXISTS lake")
-    if not rule.store.composite:  # DuckDB looks up by an index over one column only
-        cursor.execute(f"CREATE INDEX {quoted(f'{title}!')} ON {name} ({order})")
+    if len(rule.key_columns) == 1:  # DuckDB looks up by an index over one column only
+        (key,) = map(quoted, rule.key_columns)
+        cursor.execute(f"CREATE INDEX {quoted(f'{title}!')} ON {name} ({key})")
     counted = cursor.execute(f"SELECT count(*) FROM {name}").fetchone()
     snapshot = Snapshot(rule, version, position, counted[0] if counted else 0, name, types)
     weakref.finalize(snapshot, discard, name).atexit = False

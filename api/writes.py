@@ -29,6 +29,9 @@ writes = Blueprint("writes", __name__)
 def put_key(store: str, key: str) -> Response:
     """Set a key: 202 and the event's token once Kafka has acknowledged it."""
     defined, rule = _named(store)
+    if defined.windows:
+        detail = f"found a PUT, expected GET or DELETE: {store} has windows, and a set names none"
+        raise Problem(405, "windowed-store", detail, allowed=["GET", "HEAD", "DELETE"])
     parts = keys.of_request(request.environ, defined, rule)
     return _send(defined, parts, "set", dumps(event(_body(), defined, rule)))
 

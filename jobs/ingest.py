@@ -30,7 +30,7 @@ from jobs.rules import rule_of
 from statehouse import kafka
 from statehouse.config import Config, Stream
 from statehouse.errors import DefinitionChanged, LakeBusy, StatehouseError, TopicRecreated, first_line
-from statehouse.tables import metadata, opened, table
+from statehouse.tables import LOADED, metadata, opened, table
 
 log = logging.getLogger("statehouse")
 COMMITS = "ingest"  # the application id of the changelog's txn action: a number that each commit raises
@@ -47,6 +47,7 @@ class Ingest:
         self.rules = [rule_of(spark, config, s) for s in config.stores_of(stream.name)]
         self.busy = threading.Lock()
         self.stopping = threading.Event()
+        self.events = self.refused = 0  # of this run
         create_stream(spark, config, stream)
         self._restore()
 
@@ -54,31 +55,21 @@ class Ingest:
         """Read the position from the changelog, and how far the quarantine is ahead of it."""
         kept = metadata(self.changelog, "offsets")
         if kept is None:  # the log is cleaned of old commits after a month: then the rows themselves tell
-            rows, events = self._ends(self.changelog, "_partition", "_offset")
-            refused = self._ends(self.quarantine, "partition", "offset", before(rows) or "FALSE")[1]
-            kept = {"offsets": {str(p): o for p, o in rows.items()}, "events": events, "quarantined": refused}
+            kept = {"offsets": self._ends(self.changelog, "_partition", "_offset")}
         if kept.get("topic", self.stream.topic) != self.stream.topic:
             raise DefinitionChanged(
                 f"stream {self.stream.name}: its changelog is of the topic {kept['topic']}, found {self.stream.topic}: "
                 "the position is that topic's. Give the stream a new name"
             )
         self.offsets = {int(p): o for p, o in kept["offsets"].items()}
-        self.events, self.refused = kept["events"], kept["quarantined"]
-        self.quarantined_to = self._ends(self.quarantine, "partition", "offset")[0]
+        self.quarantined_to = self._ends(self.quarantine, "partition", "offset")
         log = opened(self.changelog)
         self.commit = (log.transaction_version(COMMITS) or 0) if log else 0
 
-    def _ends(self, path: str, partition: str, offset: str, where: str = "TRUE") -> tuple[dict[int, int], int]:
-        """Each partition's next offset as a table's rows tell it, and the number of rows."""
-        ends = (
-            self.spark.read.format("delta")
-            .load(path)
-            .where(where)
-            .groupBy(partition)
-            .agg(F.max(offset), F.count("*"))
-            .collect()
-        )
-        return {row[0]: row[1] + 1 for row in ends}, sum(row[2] for row in ends)
+    def _ends(self, path: str, partition: str, offset: str) -> dict[int, int]:
+        """Each partition's next offset as a table's rows tell it."""
+        rows = self.spark.read.format("delta").load(path).where(f"{partition} > {LOADED}")
+        return {row[0]: row[1] + 1 for row in rows.groupBy(partition).agg(F.max(offset)).collect()}
 
     def starting_offsets(self, partitions: list[int]) -> str:
         """Spark's ``startingOffsets``: the position, and the earliest of a partition that is new."""
@@ -125,13 +116,7 @@ class Ingest:
 
     def _append_accepted(self, parsed: DataFrame, counts: list[Any], bad: int) -> None:
         offsets = {**self.offsets, **{row[0]: row[3] + 1 for row in counts}}
-        events = self.events + sum(row[1] for row in counts) - bad
-        kept = {
-            "topic": self.stream.topic,
-            "offsets": {str(p): o for p, o in sorted(offsets.items())},
-            "events": events,
-            "quarantined": self.refused + bad,
-        }
+        kept = {"topic": self.stream.topic, "offsets": {str(p): o for p, o in sorted(offsets.items())}}
         rows = accepted(parsed, self.stream)
         # The txn makes a commit of a batch with nothing but refused events, and a conflict of a second writer.
         commit = self.commit + 1
@@ -141,8 +126,9 @@ class Ingest:
             metadata(self.changelog, "offsets") != kept
         ):  # a commit number that is there already is passed over in silence
             raise LakeBusy(f"{self.changelog} was written by another process meanwhile; one writer a table")
-        self.commit = commit
-        self.offsets, self.events, self.refused = offsets, events, self.refused + bad
+        self.commit, self.offsets = commit, offsets
+        self.events += sum(row[1] for row in counts) - bad
+        self.refused += bad
 
     def start(self, once: bool = False) -> Any:
         """Start the streaming query from the position; ``once``: what is there now, then it ends."""

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from delta.tables import DeltaTable
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from statehouse.config import Config, Stream
 from statehouse.errors import DefinitionChanged
 from statehouse.fold import Rule, quoted
-from statehouse.tables import DEFINITION, EVENT_COLUMNS, definition_of, opened, stored_rule, table
+from statehouse.tables import (
+    DEFINITION,
+    EVENT_COLUMNS,
+    GENERATION,
+    definition_of,
+    generation,
+    opened,
+    stored_rule,
+    table,
+)
 
 QUARANTINE_COLUMNS = {
     "topic": "STRING",
@@ -67,30 +78,73 @@ def create_stream(spark: SparkSession, config: Config, stream: Stream) -> None:
     create(spark, table(config, "quarantine", stream.name), QUARANTINE_COLUMNS, skipping)
 
 
-def create_store(spark: SparkSession, config: Config, rule: Rule) -> None:
-    """``state/<store>`` and ``tombstones/<store>``. A state folded by another rule raises DefinitionChanged."""
+def create_store(spark: SparkSession, rule: Rule, state: str, tombstones: str) -> None:
+    """The tables of a state and its tombstones. A state folded by another rule raises DefinitionChanged."""
     name = rule.store.name
-    kept = stored_rule(config, rule.store)
+    kept = stored_rule(opened(state), name)
     if kept is not None and definition_of(kept) != definition_of(rule):
-        old, new = kept.store.definition, rule.store.definition
-        differing = ", ".join(
-            f"{k}: {old.get(k)!r} → {new.get(k)!r}" for k in sorted({*old, *new}) if old.get(k) != new.get(k)
-        )
         raise DefinitionChanged(
-            f"store {name}: its state was folded by another rule ({differing or 'other types'}). "
-            f"Undo the change, give the store a new name, or delete {table(config, 'state', name)} and "
-            f"{table(config, 'tombstones', name)}: the state is then folded again from the changelog"
+            f"store {name}: its state was folded by another rule ({differing(kept, rule)}). Undo the change, or migrate: "
+            f"'statehouse recover {name}' folds all of the changelog by the new rule and shows what would change, "
+            f"'statehouse recover {name} --swap' makes that the state"
         )
-    keys = ",".join(quoted(k) for k in rule.keys)
-    state = {
+    create(spark, tombstones, rule.tombstone_columns, tombstone_properties(rule))
+    create(spark, state, rule.state_columns, state_properties(rule))
+
+
+def differing(old: Rule, new: Rule) -> str:
+    """What two rules of a store differ in, for people."""
+    was, now = old.store.definition, new.store.definition
+    names = [k for k in sorted({*was, *now}) if was.get(k) != now.get(k)]
+    return ", ".join(f"{k}: {was.get(k)!r} → {now.get(k)!r}" for k in names) or "other types"
+
+
+def state_properties(rule: Rule) -> dict[str, str]:
+    """The table properties of a state."""
+    return {
         DEFINITION: definition_of(rule),
         "delta.checkpointInterval": "50",
-        "delta.dataSkippingStatsColumns": keys,
+        "delta.dataSkippingStatsColumns": _keys(rule),
     }
-    create(
-        spark,
-        table(config, "tombstones", name),
-        rule.tombstone_columns,
-        {"delta.dataSkippingStatsColumns": f"{keys},log_time"},
-    )
-    create(spark, table(config, "state", name), rule.state_columns, state)
+
+
+def tombstone_properties(rule: Rule) -> dict[str, str]:
+    """The table properties of a state's tombstones."""
+    return {"delta.dataSkippingStatsColumns": f"{_keys(rule)},log_time"}
+
+
+def _keys(rule: Rule) -> str:
+    return ",".join(quoted(k) for k in rule.keys)
+
+
+def remove(spark: SparkSession, path: str) -> None:
+    """Delete a folder with all that is in it, wherever Spark can reach it; nothing where there is none."""
+    jvm: Any = spark._jvm
+    folder = jvm.org.apache.hadoop.fs.Path(path)
+    folder.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()).delete(folder, True)
+
+
+def replace(rows: DataFrame, path: str, properties: dict[str, str]) -> None:
+    """Make these the table's rows, columns and properties, all in one commit."""
+    writer = rows.writeTo(f"delta.`{path}`").using("delta")
+    for name, value in properties.items():
+        writer = writer.tableProperty(name, value)
+    writer.createOrReplace()
+
+
+def draft_of(config: Config, store: str) -> str:
+    """The folder where recover folds a store's next state."""
+    return f"{config.root}/_recover/{store}"
+
+
+def settle(spark: SparkSession, config: Config, store: str) -> None:
+    """Finish a recovery that was interrupted after its commit (steps 4 and 5 of :mod:`jobs.recover`): the tombstones
+    follow the state's generation."""
+    state, tombstones = opened(table(config, "state", store)), opened(table(config, "tombstones", store))
+    rule = stored_rule(state, store)
+    if state is None or rule is None or generation(state) == (generation(tombstones) if tombstones else 0):
+        return
+    properties = {**tombstone_properties(rule), GENERATION: str(generation(state))}
+    rows = spark.read.format("delta").load(f"{draft_of(config, store)}/tombstones")
+    replace(rows, table(config, "tombstones", store), properties)
+    remove(spark, draft_of(config, store))

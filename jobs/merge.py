@@ -11,16 +11,15 @@ A round for one store, in four steps; what a crash after each leaves behind:
 4. MERGE the rows into the state; the same commit holds ``txn(changelog) = head``. *The round is done; trying it
    again changes nothing.*
 
-A store without a position reads the whole changelog, by the same steps: a backfill is a long first round.
+A store without a position reads the whole changelog, by the same steps, and appends instead of merging: a backfill is a
+long first round.
 """
 
 from __future__ import annotations
 
 import json
-import logging
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -28,15 +27,16 @@ from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.lake import create_store
+from jobs.lake import create_store, settle
 from jobs.rules import rule_of
 from jobs.session import fresh
-from statehouse.config import Config, Store
-from statehouse.errors import DefinitionChanged, StatehouseError, first_line
+from statehouse.config import Config, Store, milliseconds
+from statehouse.errors import FeedLost, StatehouseError
 from statehouse.fold import quoted
-from statehouse.tables import POSITION, metadata, opened, position, table
+from statehouse.tables import application, folded, generation, metadata, opened, position, table
 
-log = logging.getLogger("statehouse")
+# What Spark and Delta say of a version whose log or whose files are gone.
+GONE = ("FILE_NOT_EXIST", "DELTA_VERSION_NOT_FOUND", "DELTA_LOG_FILE_NOT_FOUND", "DELTA_CHANGE_DATA_FILE_NOT_FOUND")
 
 
 @dataclass(frozen=True)
@@ -52,77 +52,118 @@ class Round:
 
 
 class Merge:
-    """One store's merge."""
+    """One store's merge; into ``folder`` instead of the live tables, where one is given (see :mod:`jobs.recover`)."""
 
-    def __init__(self, spark: SparkSession, config: Config, store: Store) -> None:
+    def __init__(self, spark: SparkSession, config: Config, store: Store, folder: str | None = None) -> None:
         self.spark = fresh(spark)
         self.config, self.store = config, store
         self.rule = rule_of(self.spark, config, store)
         self.changelog = table(config, "changelog", store.stream)
-        self.state = table(config, "state", store.name)
-        self.tombstones = table(config, "tombstones", store.name)
+        self.state = f"{folder}/state" if folder else table(config, "state", store.name)
+        self.tombstones = f"{folder}/tombstones" if folder else table(config, "tombstones", store.name)
+        self.drafting = folder is not None
         self.checked = False  # that the tables are there and of this rule
 
-    def round(self) -> Round | None:
-        """Fold what is new, if anything is: one commit of the state table. None when there is nothing new."""
+    def round(self, upto: int | None = None) -> Round | None:
+        """Fold what is new, if anything is: one commit of the state table. None when there is nothing new.
+
+        ``upto`` is a changelog version to stop at. Raises FeedLost where the changelog no longer tells what came after
+        the state's position, or what it was at ``upto``; DefinitionChanged where the state is another rule's.
+        """
         log = opened(self.changelog)
         if log is None:
             return None
-        start, head = position(self.state), log.version()
+        start, head = position(self.state), log.version() if upto is None else upto
         if start is None or not self.checked:  # not at every poll: it opens three logs
-            create_store(self.spark, self.config, self.rule)
+            if not self.drafting:
+                settle(self.spark, self.config, self.store.name)
+            create_store(self.spark, self.rule, self.state, self.tombstones)
             self.checked = True
         if start == head or head == 0:  # version 0 is the empty table
             return None
         began = time.monotonic()
-        slice_ = self._slice(start, head)
-        events, resets, unkeyed = self._sql(self.rule.count("log"), log=slice_).collect()[0]
-        total = (metadata(self.state, "unkeyed") or {}).get("unkeyed", 0) + unkeyed
+        slice_, events, resets, counts = self._read(start, head)
+        kept = metadata(self.state, "unkeyed") or {}
+        counts = {name: kept.get(name, 0) + n for name, n in counts.items()}
         if not events:  # only the position moves
-            self._move(head, total)
+            self._append(self.spark.read.format("delta").load(self.state).limit(0), head, counts)
             return Round(self.store.name, start, head, 0, 0, time.monotonic() - began)
         # A checkpoint and not a cache: the plan behind it is long, and would be planned again by each step that follows.
-        rows = self._rows(slice_, resets > 0).localCheckpoint()
+        rows = self._rows(slice_, resets > 0, start is None).localCheckpoint()
         keys, absent, torn = rows.selectExpr("count(*)", "count_if(NOT _present)", "count_if(_conflict)").collect()[0]
         if torn:
             rows = self._again(rows, head).localCheckpoint()
             absent = rows.where("NOT _present").count()
         if absent:
             self._remember(rows, head)
-        self._merge(rows, head, total)
+        if start is None:
+            self._append(rows.where("_present").select(*map(quoted, self.rule.state_columns)), head, counts)
+        else:
+            self._merge(rows, head, counts)
         return Round(self.store.name, start, head, events, keys, time.monotonic() - began)
 
-    def _slice(self, start: int | None, head: int) -> DataFrame:
-        """The changelog's rows of (start, head]."""
+    def _read(self, start: int | None, head: int) -> tuple[DataFrame, int, int, dict[str, int]]:
+        """The changelog's rows of (start, head]; how many of the store's events they hold, how many of those are resets,
+        and the counts of events that are not in the store."""
+        try:
+            slice_ = self.slice(start, head)
+            events, resets, unkeyed, late = self._sql(self.rule.count("log"), log=slice_).collect()[0]
+        except Exception as error:
+            if any(word in str(error) for word in GONE):
+                raise FeedLost(
+                    f"store {self.store.name}: {self.changelog} no longer has what came between its versions {start} and {head}"
+                ) from error
+            raise
+        return slice_, events, resets, {"unkeyed": unkeyed, "late": late}
+
+    def slice(self, start: int | None, head: int) -> DataFrame:
+        """The changelog's rows of (start, head]; of all up to head where start is None."""
         reader = self.spark.read.format("delta")
         if start is None:
-            return reader.option("versionAsOf", head).load(self.changelog)
+            return self._filled(reader.option("versionAsOf", head).load(self.changelog))
         feed = reader.option("readChangeFeed", True).option("startingVersion", start + 1).option("endingVersion", head)
-        return feed.load(self.changelog).where("_change_type = 'insert'")
+        return self._filled(feed.load(self.changelog).where("_change_type = 'insert'"))
+
+    def _filled(self, rows: DataFrame) -> DataFrame:
+        """A column that the stream has gained, in rows from before: taken from the payload where that was kept."""
+        columns = [c for c in rows.columns if not c.startswith("_change") and not c.startswith("_commit")]
+        gained = set(columns[columns.index("_payload") + 1 :])  # new columns come after the system's own
+        for column in self.config.streams[self.store.stream].columns:
+            if column.name in gained:
+                name = quoted(column.name)
+                payload = f"from_json(_payload, '{name} {column.type}').{name}"
+                rows = rows.withColumn(column.name, F.expr(f"coalesce({name}, {payload})"))
+        return rows
 
     def _sql(self, query: str, **views: DataFrame) -> DataFrame:
         for name, frame in views.items():
             frame.createOrReplaceTempView(name)
         return self.spark.sql(query)
 
-    def _rows(self, slice_: DataFrame, resets: bool) -> DataFrame:
-        """The new rows of the slice's keys."""
+    def _rows(self, slice_: DataFrame, resets: bool, first: bool) -> DataFrame:
+        """The new rows of the slice's keys; of the ``first`` round, which has all of the events, without a look back."""
         rule, load = self.rule, self.spark.read.format("delta").load
         events = self._sql(rule.project("log"), log=slice_)
-        folded = self._sql(rule.fold("events", resets), events=events)
-        views = {"folded": folded, "state": load(self.state)}
-        if (tombstones := opened(self.tombstones)) and tombstones.version() > 0:  # there has been one
-            views["tombstones"] = load(self.tombstones)
-        return self._sql(rule.combine("folded", "state", "tombstones" if "tombstones" in views else None), **views)
+        folded_ = self._sql(rule.fold("events", resets), events=events)
+        if rule.store.windows and resets:
+            folded_ = folded_.localCheckpoint()  # the purges in it are looked up more than once
+        views = {"folded": folded_, "state": load(self.state)}
+        tombstones = None
+        if not first and (kept := opened(self.tombstones)) and kept.version() > 0:  # there has been one
+            tombstones, views["tombstones"] = "tombstones", load(self.tombstones)
+        spread = rule.spread("folded", "state" if resets and not first else None, tombstones)
+        return self._sql(rule.combine(spread, "state", tombstones, again=first), **views)
 
     def _again(self, rows: DataFrame, head: int) -> DataFrame:
         """The same rows; those of keys that a late reset tore, folded from the whole changelog."""
         rule = self.rule
         torn = F.broadcast(rows.where("_conflict").select(*map(quoted, rule.keys)))
-        whole = self._sql(rule.project("log"), log=self._slice(None, head)).join(torn, list(rule.keys), "semi")
-        folded = self._sql(rule.fold("events"), events=whole)
+        log = self._sql(rule.project("log"), log=self.slice(None, head))
+        whole = log.join(torn, list(rule.key_columns), "semi")  # a purge of a key has no window
+        folded_ = self._sql(rule.fold("events"), events=whole)
         state = self.spark.read.format("delta").load(self.state)
-        anew = self._sql(rule.combine("folded", "state", None, again=True), folded=folded, state=state)
+        query = rule.combine(rule.spread("folded", None, None), "state", None, again=True)
+        anew = self._sql(query, folded=folded_, state=state).join(torn, list(rule.keys), "semi")
         return rows.where("NOT _conflict").unionByName(anew)
 
     def _remember(self, rows: DataFrame, head: int) -> None:
@@ -131,10 +172,10 @@ class Merge:
         frame = self._sql(f"SELECT {self.rule.remembered()} FROM absent", absent=absent).selectExpr(*remembered)
         frame.coalesce(1).write.format("delta").mode("append").save(self.tombstones)
 
-    def _merge(self, rows: DataFrame, head: int, unkeyed: int) -> None:
+    def _merge(self, rows: DataFrame, head: int, counts: dict[str, int]) -> None:
         columns = {c: f"n.{quoted(c)}" for c in self.rule.state_columns}
         on = " AND ".join(f"s.{quoted(k)} = n.{quoted(k)}" for k in self.rule.keys)
-        with self._committing(head, unkeyed):
+        with self.committing(head, counts):
             (
                 DeltaTable.forPath(self.spark, self.state)
                 .alias("s")
@@ -144,23 +185,21 @@ class Merge:
                 .whenNotMatchedInsert("n._present", values={quoted(c): e for c, e in columns.items()})
                 .execute()
             )
-        if position(self.state) != head:  # the txn was there already: somebody else has merged meanwhile
-            raise StatehouseError(
-                f"store {self.store.name}: its state was written by another process; one writer a table"
-            )
 
-    def _move(self, head: int, unkeyed: int) -> None:
-        nothing = self.spark.read.format("delta").load(self.state).limit(0)
-        with self._committing(head, unkeyed):
-            nothing.write.format("delta").mode("append").save(self.state)
+    def _append(self, rows: DataFrame, head: int, counts: dict[str, int]) -> None:
+        with self.committing(head, counts):
+            rows.write.format("delta").mode("append").save(self.state)
 
     @contextmanager
-    def _committing(self, head: int, unkeyed: int) -> Iterator[None]:
-        """Settings of this store's own session for one commit; left behind they would skip later writes in silence."""
+    def committing(self, head: int, counts: dict[str, int], raised: int = 0) -> Iterator[None]:
+        """Settings of this store's own session for one commit of the state: its position, and the running counts. Left
+        behind they would skip later writes in silence. ``raised``: by how much the commit raises the generation."""
+        state = opened(self.state)
+        now = (generation(state) if state else 0) + raised
         settings = {
-            "spark.databricks.delta.write.txnAppId": POSITION,
+            "spark.databricks.delta.write.txnAppId": application(now),
             "spark.databricks.delta.write.txnVersion": str(head),
-            "spark.databricks.delta.commitInfo.userMetadata": json.dumps({"unkeyed": unkeyed}),
+            "spark.databricks.delta.commitInfo.userMetadata": json.dumps(counts),
         }
         for name, value in settings.items():
             self.spark.conf.set(name, value)
@@ -169,45 +208,25 @@ class Merge:
         finally:
             for name in settings:
                 self.spark.conf.unset(name)
+        done = opened(self.state)
+        if (
+            not done or folded(done) != head or generation(done) != now
+        ):  # the txn was there already: passed over in silence
+            raise StatehouseError(
+                f"store {self.store.name}: its state was written by another process; one writer a table"
+            )
 
+    def expire(self) -> None:
+        """Remove what has been kept for long enough: tombstones, and windows whose retention is over. A late event for
+        such a window is refused by the fold, so that it does not come back in part; one that is older than a tombstone
+        that is gone counts as if its key had never been purged, until the next recovery."""
+        self._delete(self.tombstones, f"timestampdiff(MILLISECOND, log_time, now()) > {self.config.tombstones}")
+        if self.store.windows and self.store.retention:
+            kept = self.store.windows[0] + milliseconds(self.store.retention) * 1000
+            for path in (self.state, self.tombstones):
+                self._delete(path, f"unix_micros(window_start) + {kept} <= unix_micros(now())")
 
-def pace(took: float, every: float) -> float:
-    """Seconds to wait after a round: ``every`` from start to start, and never merging more than a quarter of the time."""
-    return max(every - took, 3 * took)
-
-
-def run(merges: list[Merge], stopping: threading.Event, every: float, tell: Callable[[Round], None]) -> None:
-    """Merge every store that has something new, round after round, until told to stop; the round in hand is finished.
-
-    A round that fails is said and tried again from its position: nothing is committed by halves.
-    """
-    failures, warm = 0, False
-    stopping.wait(every)  # the first batches are on their way: one round for them, not one for nothing
-    while not stopping.is_set():
-        began = time.monotonic()
-        try:
-            worked = catch_up(merges, tell, stopping)
-            failures = 0
-        except DefinitionChanged:
-            raise
-        except Exception as error:  # a full disk, an object store that is away: the next round may do
-            failures += 1
-            worked = 0
-            log.error("merge: %s; trying again", first_line(error))
-        took = time.monotonic() - began
-        # The first round is spent on compiling as much as on merging, and measures nothing.
-        pause = pace(took, every) if warm else every
-        warm = warm or worked > 0
-        stopping.wait(max(pause, min(2**failures, 30)) if worked or failures else 0.2)
-
-
-def catch_up(merges: list[Merge], tell: Callable[[Round], None], stopping: threading.Event | None = None) -> int:
-    """One round of every store; the number of those that had something new."""
-    worked = 0
-    for merge in merges:
-        if stopping and stopping.is_set():
-            break
-        if done := merge.round():
-            tell(done)
-            worked += 1
-    return worked
+    def _delete(self, path: str, condition: str) -> None:
+        found = opened(path)
+        if found and found.version() > 0:
+            DeltaTable.forPath(self.spark, path).delete(condition)

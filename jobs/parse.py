@@ -73,6 +73,9 @@ def _report_reason(stream: Stream) -> str:
                 "'found an event time outside the years 1 to 9999'",
             ),
         ]
+    branches.append(
+        ("_time IS NULL AND _timestamp IS NULL", "'found no time, expected one: a row of a file has no other'")
+    )
     return _case(branches)
 
 
@@ -99,6 +102,9 @@ def _control_reason(stream: Stream, rules: Iterable[Rule]) -> str:
         ),
     ]
     for rule in rules:
+        if rule.store.windows:
+            reason = literal(f"a set on {rule.store.name}, expected a purge: it has windows, and a set names none")
+            branches.append((f"_store = {literal(rule.store.name)} AND _op = 'set'", reason))
         mine = f"_store = {literal(rule.store.name)}"
         missing = " OR ".join(f"({k}) IS NULL" for k in rule.control_keys())
         kinds = literal(f", expected a key of {rule.store.name}: {'/'.join(rule.key_types)}")

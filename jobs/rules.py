@@ -8,9 +8,10 @@ from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from statehouse.config import Config, Store, Stream
+from statehouse.config import Config, Own, Store, Stream
 from statehouse.errors import ConfigError
-from statehouse.fold import Rule
+from statehouse.fold import Rule, quoted
+from statehouse.reducers import ORDER
 
 REFUSED_KEYS = ("map", "array", "struct", "binary", "float", "double", "variant")
 
@@ -73,6 +74,12 @@ def problems(spark: SparkSession, config: Config) -> list[tuple[tuple, str]]:
             kind = ask(stream, (*path, "value"), store.value)
             if kind and (wrong := _unfit(store, kind)):
                 found.append(((*path, "value"), f"found {store.value!r} of type {kind}, expected {wrong}"))
+            if isinstance(store.reduce, Own) and (kind or store.value is None):
+                try:
+                    own_types(spark, store.reduce, kind or "BOOLEAN")
+                except ConfigError as error:
+                    place, _, message = str(error).partition(": ")
+                    found.append(((*path, "reduce", *place.split(".")), message))
     return found
 
 
@@ -92,4 +99,38 @@ def rule_of(spark: SparkSession, config: Config, store: Store) -> Rule:
     """The store with the types that Spark finds for its keys and its value."""
     stream = config.streams[store.stream]
     keys = tuple(type_of(spark, stream, k.expression) for k in store.keys)
-    return Rule(store, keys, type_of(spark, stream, store.value) if store.value else "BOOLEAN")
+    value = type_of(spark, stream, store.value) if store.value else "BOOLEAN"
+    return Rule(store, keys, value, own_types(spark, store.reduce, value) if isinstance(store.reduce, Own) else ())
+
+
+def own_types(spark: SparkSession, reduce: Own, value: str) -> tuple[str, ...]:
+    """The types of a user's reducer: of its columns, then of its result. ConfigError begins with the place, ``fold.x: ``."""
+
+    def typed(place: str, columns: str, expression: str) -> str:
+        try:
+            frame = spark.createDataFrame([], columns).selectExpr(f"({expression}) AS x")
+        except (AnalysisException, ParseException) as error:
+            raise ConfigError(f"{place}: found {expression!r}: {_short(error)}") from None
+        return frame.schema[0].dataType.simpleString().upper()
+
+    seen = f"value {value}, event_time TIMESTAMP, agent STRING, _order {ORDER}"
+    columns = {c: typed(f"fold.{c}", seen, e) for c, e in reduce.fold.items()}
+    for column, expression in reduce.fold.items():
+        if not _aggregates(spark, seen, expression):
+            raise ConfigError(f"fold.{column}: found {expression!r}, expected an aggregate such as max(value)")
+    if unfit := next((c for c, t in columns.items() if t == "VOID"), None):
+        raise ConfigError(f"fold.{unfit}: found {reduce.fold[unfit]!r} of no type, expected CAST(... AS type)")
+    made = ", ".join(f"{quoted(c)}: {t}" for c, t in columns.items())
+    for column, expression in reduce.combine.items():
+        typed(f"combine.{column}", f"a STRUCT<{made}>, b STRUCT<{made}>", f"CAST(({expression}) AS {columns[column]})")
+    state = ", ".join(f"{quoted(c)} {t}" for c, t in columns.items())
+    return (*columns.values(), typed("result", state, reduce.result))
+
+
+def _aggregates(spark: SparkSession, columns: str, expression: str) -> bool:
+    """Whether an expression makes one row of many: Spark lets it stand beside a plain column only if it does not."""
+    try:
+        spark.createDataFrame([], columns).selectExpr("_order", f"({expression}) AS x")
+    except AnalysisException:
+        return True
+    return False

@@ -9,17 +9,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
 from jobs.ingest import Ingest
-from jobs.merge import Merge, Round, catch_up
-from jobs.merge import run as run_merge
+from jobs.merge import Merge, Round
+from jobs.recover import recover
 from jobs.session import lock, session
 from statehouse.config import Config
+from statehouse.errors import DefinitionChanged, FeedLost, first_line
 
 log = logging.getLogger("statehouse")
+EXPIRE_EVERY = 3600.0  # seconds
 
 
 class Jobs:
@@ -39,7 +43,6 @@ class Jobs:
         )
         self.spark: SparkSession = session("statehouse", spark_log)
         log.info("Spark %s is up after %.0f s", self.spark.version, time.monotonic() - began)
-        self.locks = [lock(self.spark, config, part) for part in parts]
 
     def stop(self) -> None:
         """Finish the batches and the merge in hand, then end."""
@@ -49,6 +52,12 @@ class Jobs:
 
     def run(self, once: bool = False) -> None:
         """Run the parts until stopped, or ``once``; raises what made a part give up."""
+        with ExitStack() as held:
+            for part in self.parts:
+                held.enter_context(lock(self.spark, self.config, part))
+            self._run(once)
+
+    def _run(self, once: bool) -> None:
         self.ingests = (
             [Ingest(self.spark, self.config, s) for s in self.config.streams.values()] if "ingest" in self.parts else []
         )
@@ -62,6 +71,8 @@ class Jobs:
                 ingest.run(once=True)
                 log.info("%s: %d events, %d refused", ingest.stream.name, ingest.events, ingest.refused)
             catch_up(merges, _tell, self.stopping)
+            for merge in merges:
+                merge.expire()
             return
         workers = [
             threading.Thread(target=self._guard, args=(i.run,), name=f"ingest {i.stream.name}") for i in self.ingests
@@ -70,7 +81,7 @@ class Jobs:
             every = self.config.merge_every / 1000
             workers.append(
                 threading.Thread(
-                    target=self._guard, args=(run_merge, merges, self.stopping, every, _tell), name="merge"
+                    target=self._guard, args=(run_merges, merges, self.stopping, every, _tell), name="merge"
                 )
             )
         for worker in workers:
@@ -100,3 +111,57 @@ def _tell(done: Round) -> None:
         done.head,
         done.seconds,
     )
+
+
+def pace(took: float, every: float) -> float:
+    """Seconds to wait after a round: ``every`` from start to start, and never merging more than a quarter of the time."""
+    return max(every - took, 3 * took)
+
+
+def run_merges(merges: list[Merge], stopping: threading.Event, every: float, tell: Callable[[Round], None]) -> None:
+    """Merge every store that has something new, round after round, until told to stop; the round in hand is finished.
+
+    A round that fails is said and tried again from its position: nothing is committed by halves.
+    """
+    failures, warm, expired = 0, False, float("-inf")
+    stopping.wait(every)  # the first batches are on their way: one round for them, not one for nothing
+    while not stopping.is_set():
+        began = time.monotonic()
+        try:
+            worked = catch_up(merges, tell, stopping)
+            if worked and time.monotonic() - expired > EXPIRE_EVERY:
+                for merge in merges:
+                    merge.expire()
+                expired = time.monotonic()
+            failures = 0
+        except DefinitionChanged:
+            raise
+        except Exception as error:  # a full disk, an object store that is away: the next round may do
+            failures += 1
+            worked = 0
+            log.error("merge: %s; trying again", first_line(error))
+        took = time.monotonic() - began
+        # The first round is spent on compiling as much as on merging, and measures nothing.
+        pause = pace(took, every) if warm else every
+        warm = warm or worked > 0
+        stopping.wait(max(pause, min(2**failures, 30)) if worked or failures else 0.2)
+
+
+def catch_up(merges: list[Merge], tell: Callable[[Round], None], stopping: threading.Event | None = None) -> int:
+    """One round of every store; the number of those that had something new. A state whose changelog no longer reaches
+    back to its position is folded anew."""
+    worked = 0
+    for merge in merges:
+        if stopping and stopping.is_set():
+            break
+        try:
+            done = merge.round()
+        except FeedLost as error:
+            log.warning("%s; folding all of it anew", error)
+            recover(merge.spark, merge.config, merge.store)
+            worked += 1
+            continue
+        if done:
+            tell(done)
+            worked += 1
+    return worked

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,28 +72,35 @@ def fresh(spark: SparkSession) -> SparkSession:
     return spark.newSession()
 
 
-def lock(spark: SparkSession, config: Config, name: str, patience: float = 20.0) -> Any:
-    """Hold the lake's lock ``name`` until the JVM ends; wait ``patience`` seconds for another holder, then LakeBusy.
+@contextmanager
+def lock(spark: SparkSession, config: Config, name: str, patience: float = 20.0) -> Iterator[None]:
+    """Hold the lake's lock ``name``; wait ``patience`` seconds for another holder, then LakeBusy.
 
     The JVM holds it and not Python: after a ``kill -9`` of Python the JVM may still be finishing a commit, and
     a successor must not read the position before that. Only on a file system; an object store has no locks, and
     there one writer a lake is the operator's duty.
     """
     if "://" in config.root:
-        return None
+        yield
+        return
     file = Path(config.root) / "_locks" / name
     file.parent.mkdir(parents=True, exist_ok=True)
     java: Any = spark._jvm.java.io.RandomAccessFile(str(file), "rw")  # type: ignore[union-attr]
-    channel, until = java.getChannel(), time.monotonic() + patience
-    while True:
-        try:
-            if (held := channel.tryLock()) is not None:
-                return held
-        except Exception as error:  # this very JVM holds it
-            raise LakeBusy(f"{config.root}: '{name}' runs twice in one process") from error
-        if time.monotonic() > until:
-            java.close()
-            raise LakeBusy(
-                f"{config.root}: another process runs '{name}' on this lake; one writer a table: stop it first"
-            )
-        time.sleep(0.2)
+    try:
+        channel, until = java.getChannel(), time.monotonic() + patience
+        while not _held(channel, config, name):
+            if time.monotonic() > until:
+                raise LakeBusy(
+                    f"{config.root}: another process runs '{name}' on this lake; one writer a table: stop it first"
+                )
+            time.sleep(0.2)
+        yield
+    finally:
+        java.close()
+
+
+def _held(channel: Any, config: Config, name: str) -> bool:
+    try:
+        return channel.tryLock() is not None
+    except Exception as error:  # this very JVM holds it
+        raise LakeBusy(f"{config.root}: '{name}' runs twice in one process") from error

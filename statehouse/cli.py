@@ -17,6 +17,8 @@ EXAMPLES = """examples:
   statehouse check                       is statehouse.yaml right? names the line that is not
   statehouse run                         ingest and merge until Ctrl-C
   statehouse run --once                  what is there now, merged; for schedulers
+  statehouse load reports old/*.jsonl.gz  history into the changelog, once a file
+  statehouse recover rewards             the state anew from the changelog
   statehouse serve --port 8080           the API: http://127.0.0.1:8080/
   statehouse status                      positions, lags, counts
 
@@ -48,6 +50,18 @@ def parser() -> argparse.ArgumentParser:
     }.items():
         job = command(name, help)
         job.add_argument("--once", action="store_true", help="what is there now, then exit 0")
+    load = command("load", "history from JSON lines, CSV or Parquet files into a stream's changelog, once a file")
+    load.add_argument("stream")
+    load.add_argument("file", nargs="+")
+    recover = command(
+        "recover", "fold a store's state anew from the whole changelog; under a changed rule: show what changes"
+    )
+    recover.add_argument("store")
+    recover.add_argument(
+        "--rule", metavar="FILE", help="the store's new rule: a statehouse.yaml, or the store's part of one"
+    )
+    recover.add_argument("--swap", action="store_true", help="make the new state the live one, in one commit")
+    recover.add_argument("--json", action="store_true", help="the difference, for scripts")
     serve = command("serve", "the API")
     serve.add_argument("--host", default="127.0.0.1")
     serve.add_argument("--port", type=int, default=8080)
@@ -70,12 +84,7 @@ def main(argv: list[str] | None = None) -> int:
     for noisy in ("py4j", "DataFrameQueryContextLogger", "SQLQueryContextLogger"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     try:
-        return int(
-            {"check": _check, "serve": _serve, "broker": _broker, "status": _status}.get(arguments.command, _jobs)(
-                arguments
-            )
-            or 0
-        )
+        return int(COMMANDS[arguments.command](arguments) or 0)
     except StatehouseError as error:
         print(f"statehouse: {error}" if not isinstance(error, ConfigError) else error, file=sys.stderr)
         return error.exit_code
@@ -90,7 +99,8 @@ def _spark_log(config: configuration.Config) -> Path:
 
 def _check(arguments: argparse.Namespace) -> int:
     from api.check import check as duckdb_check
-    from jobs.rules import problems
+    from jobs.law import counterexample
+    from jobs.rules import problems, rule_of
     from jobs.session import session
 
     path = configuration.chosen(arguments.config)
@@ -99,6 +109,10 @@ def _check(arguments: argparse.Namespace) -> int:
     spark = session("statehouse check", _spark_log(config))
     lines = configuration.lines_of(path)
     wrong = problems(spark, config)
+    rules = {} if wrong else {s.name: rule_of(spark, config, s) for s in config.stores.values()}
+    for name, rule in rules.items():
+        if rule.store.reducer.written and (shown := counterexample(spark, rule)):
+            wrong.append((("stores", name, "reduce"), shown))
     for where, message in wrong:
         print(
             f"{path}:{configuration.line_of(lines, where)}: {'.'.join(map(str, where))}: {message}",
@@ -106,7 +120,7 @@ def _check(arguments: argparse.Namespace) -> int:
         )
     if wrong:
         return 2
-    for where, message in duckdb_check(config):
+    for where, message in duckdb_check(config, rules):
         line = configuration.line_of(lines, where)
         print(
             f"{path}:{line}: note: {'.'.join(map(str, where))}: {message}; served at the MERGE's freshness",
@@ -132,6 +146,53 @@ def _jobs(arguments: argparse.Namespace) -> None:
     jobs.run(arguments.once)
 
 
+def _load(arguments: argparse.Namespace) -> None:
+    config = configuration.load(arguments.config)
+    if arguments.stream not in config.streams:
+        raise ConfigError(f"found the stream {arguments.stream!r}, expected one of {', '.join(config.streams)}")
+    from jobs.load import load
+    from jobs.session import lock, session
+
+    spark = session("statehouse load", _spark_log(config))
+    with lock(spark, config, "load"):
+        for file in arguments.file:
+            done = load(spark, config, config.streams[arguments.stream], file)
+            refused = f", {done.refused} refused: see quarantine/{arguments.stream}" if done.refused else ""
+            print(f"{file}: {'loaded before' if done.events is None else f'{done.events} events'}{refused}")
+
+
+def _recover(arguments: argparse.Namespace) -> None:
+    config = configuration.load(arguments.config)
+    name = arguments.store
+    store = configuration.rule_file(arguments.rule, config, name) if arguments.rule else config.stores.get(name)
+    if store is None:
+        raise ConfigError(f"found the store {name!r}, expected one of {', '.join(config.stores)}")
+    from contextlib import nullcontext
+
+    from jobs.recover import recover, texts, will_swap
+    from jobs.session import lock, session
+
+    spark = session("statehouse recover", _spark_log(config))
+    with lock(spark, config, "recover"):
+        writes = arguments.swap or will_swap(spark, config, store)
+        with lock(spark, config, "merge") if writes else nullcontext():
+            found = recover(spark, config, store, arguments.swap)
+    if arguments.json:
+        print(json.dumps(vars(found), indent=2, default=str))
+        return
+    print("\n".join(texts(found)))
+    if found.swapped:
+        stands = config.stores.get(name)
+        note = (
+            ""
+            if stands and stands.definition == store.definition
+            else f"; now put the rule into {configuration.chosen(arguments.config)}"
+        )
+        print(f"{name}: the state is the new one{note}")
+    else:
+        print(f"{name}: nothing is changed yet; with --swap this becomes the state")
+
+
 def _serve(arguments: argparse.Namespace) -> int:
     from api.server import serve
 
@@ -155,7 +216,20 @@ def _status(arguments: argparse.Namespace) -> None:
         return
     _table("stream", ("topic", "events", "quarantined", "version", "behind", "bytes"), streams)
     print()
-    _table("store", ("reduce", "keys", "position", "head", "lag_ms", "unkeyed", "version", "bytes"), stores)
+    _table("store", ("reduce", "keys", "position", "head", "lag_ms", "unkeyed", "late", "version", "bytes"), stores)
+
+
+COMMANDS = {
+    "check": _check,
+    "run": _jobs,
+    "ingest": _jobs,
+    "merge": _jobs,
+    "load": _load,
+    "recover": _recover,
+    "serve": _serve,
+    "broker": _broker,
+    "status": _status,
+}
 
 
 def _table(of: str, columns: tuple[str, ...], rows: list[dict[str, Any]]) -> None:

@@ -20,7 +20,9 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
+    Tag,
     ValidationError,
     field_validator,
     model_validator,
@@ -28,7 +30,7 @@ from pydantic import (
 from sqlglot import exp
 
 from statehouse.errors import ConfigError
-from statehouse.reducers import REDUCERS, Reducer, parse_reduce
+from statehouse.reducers import REDUCERS, Reducer, own, parse_reduce
 
 DEFAULT_FILE = "statehouse.yaml"
 UNITS = {
@@ -41,12 +43,30 @@ UNITS = {
 }
 
 
+MOST_WINDOWS = 100  # that one event may be in
+# Columns of a state or tombstones table that are no key's and no reducer's.
+RESERVED = ("value", "event_time", "changed_at", "reset", "position", "log_time", "window_start")
+
+
 def milliseconds(text: Any) -> int:
     """A duration such as ``5 seconds`` or ``1.5 hours``, in milliseconds; ValueError for anything else."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", str(text).lower())
     if not found or found[2] not in UNITS:
         raise ValueError(f"found {text!r}, expected a duration such as '5 seconds', '1 hour' or '7 days'")
     return int(float(found[1]) * UNITS[found[2]])
+
+
+def parse_window(text: str) -> tuple[int, int]:
+    """``1 hour`` or ``1 hour every 15 minutes``: a window's length and how often one begins, in microseconds."""
+    length, _, every = str(text).partition(" every ")
+    size = milliseconds(length) * 1000
+    step = milliseconds(every) * 1000 if every else size
+    if not 0 < step <= size <= step * MOST_WINDOWS:
+        raise ValueError(
+            f"found {text!r}, expected a length such as '1 hour', or '1 hour every 15 minutes' with a step that is "
+            f"not longer than it, and at most {MOST_WINDOWS} windows to an event"
+        )
+    return size, step
 
 
 def _name(text: str) -> str:
@@ -154,6 +174,25 @@ class Key(BaseModel):
     expression: str
 
 
+class Own(_Model):
+    """A user's own reducer, in SQL. ``fold``: aggregates over ``value``, ``event_time`` and ``agent``, by the column
+    that keeps each; ``combine``: the same columns of two rows, ``a`` and ``b``; ``result``: the value, of those columns."""
+
+    fold: dict[Name, Expression] = Field(min_length=1)
+    combine: dict[Name, Expression]
+    result: Expression
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Own:
+        if set(self.fold) != set(self.combine):
+            raise ValueError(
+                f"found combine: {', '.join(self.combine)}, expected fold's columns: {', '.join(self.fold)}"
+            )
+        if taken := {c for c in self.fold if c in (*RESERVED, "agent")}:
+            raise ValueError(f"found a column named {sorted(taken)[0]!r}, expected a name of its own")
+        return self
+
+
 class Store(_Model):
     """A state: the events of a stream, by key, reduced to a row each."""
 
@@ -163,7 +202,12 @@ class Store(_Model):
     agent: Expression | None = None
     where: Expression | None = None
     value: Expression | None = None
-    reduce: str
+    window: Annotated[str, AfterValidator(lambda w: parse_window(w) and w)] | None = None
+    retention: Annotated[str, AfterValidator(lambda r: (milliseconds(r), r)[1])] | None = None
+    reduce: Annotated[
+        Annotated[str, Tag("<name>")] | Annotated[Own, Tag("<own>")],
+        Discriminator(lambda found: "<own>" if isinstance(found, (dict, Own)) else "<name>"),
+    ]
 
     @cached_property
     def keys(self) -> list[Key]:
@@ -179,29 +223,39 @@ class Store(_Model):
 
     @cached_property
     def reducer(self) -> Reducer:
-        """The registry's entry that this store names."""
+        """The registry's entry that this store names, or the one that it writes itself."""
+        if isinstance(self.reduce, Own):
+            return own(self.reduce.fold, self.reduce.combine, self.reduce.result)
         return REDUCERS[parse_reduce(self.reduce)[0]]
 
     @cached_property
     def arguments(self) -> list[str]:
         """The reducer's arguments, as text."""
-        return parse_reduce(self.reduce)[1]
+        return parse_reduce(self.reduce)[1] if isinstance(self.reduce, str) else []
+
+    @cached_property
+    def windows(self) -> tuple[int, int] | None:
+        """A window's length and how often one begins, in microseconds; None: the store has no windows."""
+        return parse_window(self.window) if self.window else None
 
     @property
     def definition(self) -> dict[str, Any]:
         """What the state is a function of: kept with the table, so that a changed rule is noticed."""
-        names = ("stream", "key", "agent", "where", "value", "reduce")
-        return {n: getattr(self, n) for n in names if getattr(self, n) is not None}
+        return self.model_dump(exclude={"name"}, exclude_none=True)
 
     @model_validator(mode="after")
     def _consistent(self) -> Store:
-        name, arguments = parse_reduce(self.reduce)
-        if name not in REDUCERS:
-            raise ValueError(f"found reduce: {self.reduce!r}, expected one of {', '.join(sorted(REDUCERS))}")
-        reducer = REDUCERS[name]
+        name, arguments = parse_reduce(self.reduce) if isinstance(self.reduce, str) else ("own", [])
+        if isinstance(self.reduce, str) and name not in REDUCERS:
+            raise ValueError(
+                f"found reduce: {self.reduce!r}, expected one of {', '.join(sorted(REDUCERS))}, or fold, combine and result"
+            )
+        reducer = self.reducer
         if len(arguments) != len(reducer.arguments):
             usage = f"{name}({', '.join(reducer.arguments)})" if reducer.arguments else name
             raise ValueError(f"found reduce: {self.reduce!r}, expected {usage}")
+        if self.retention and not self.window:
+            raise ValueError("found retention, expected a window too: it is windows that are kept for so long")
         if reducer.per_agent and self.agent is None:
             raise ValueError(f"found no 'agent', expected one: {name} is over each agent's latest report")
         if self.value is None and not reducer.value_optional:
@@ -211,7 +265,7 @@ class Store(_Model):
             raise ValueError(
                 f"found the key part {self.key[names.index('')]!r}, expected a column or 'expression AS name'"
             )
-        taken = {"value", "event_time", "changed_at", "reset", "position", *reducer.columns}
+        taken = {*RESERVED, *reducer.columns, *(["agent"] if reducer.written else [])}
         for key in names:
             if key in taken or key.startswith("_") or names.count(key) > 1:
                 raise ValueError(
@@ -336,6 +390,31 @@ def load(file: str | Path | None = None, environ: Mapping[str, str] = os.environ
     return config
 
 
+def rule_file(file: str | Path, config: Config, store: str) -> Store:
+    """A store's rule from a file of its own: another statehouse.yaml that has the store, or just the store's settings.
+
+    Raises :class:`ConfigError` as :func:`load` does.
+    """
+    path = Path(file)
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: {error}: expected the rule of {store} in YAML") from None
+    if isinstance(data, dict) and "stores" in data:
+        data = data["stores"].get(store) if isinstance(data["stores"], dict) else None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: found no store {store!r}, expected its rule, such as 'reduce: latest'")
+    try:
+        found = Store.model_validate({**data, "name": store})
+    except ValidationError as error:
+        prefix = ("stores", store)
+        lines = {p[2:] if p[:2] == prefix else p: n for p, n in lines_of(path).items()}
+        raise ConfigError("\n".join(_complaint(path, lines, e) for e in error.errors())) from None
+    if found.stream not in config.streams:
+        raise ConfigError(f"{path}: found stream {found.stream!r}, expected one of {', '.join(config.streams)}")
+    return found
+
+
 def line_of(lines: Mapping[tuple, int], path: tuple) -> int:
     """The line of a path, or of the nearest parent that stands in the file."""
     while path and path not in lines:
@@ -350,11 +429,12 @@ def lines_of(file: str | Path) -> dict[tuple, int]:
 
 def _complaint(path: Path, lines: Mapping[tuple, int], error: Mapping[str, Any]) -> str:
     where = tuple(
-        p for p in error["loc"] if p != "[key]" and not str(p).startswith(("function-", "list[", "constrained-"))
+        p for p in error["loc"] if p != "[key]" and not str(p).startswith(("function-", "list[", "constrained-", "<"))
     )
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
         model: Any = {"streams": Stream, "stores": Store}.get(str(where[0]) if len(where) > 1 else "", Config)
+        model = Own if "reduce" in where[2:-1] else model
         known = sorted({f.alias or n for n, f in model.model_fields.items() if n != "name"})
         message = f"found {where[-1]!r}, expected one of {', '.join(known)}"
     elif error["type"] == "missing":

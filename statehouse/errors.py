@@ -32,7 +32,12 @@ class TopicRecreated(StatehouseError):
 
 
 class DefinitionChanged(StatehouseError):
-    """A store's rule is not the one its state was folded by: rebuild the state under the new rule."""
+    """A store's rule is not the one its state was folded by: undo the change, or ``statehouse recover``."""
+
+
+class FeedLost(StatehouseError):
+    """The changelog's log or files no longer reach back to a state's position: the state is folded anew from the
+    whole changelog, which the jobs do by themselves."""
 
 
 class LakeBusy(StatehouseError):

@@ -3,18 +3,21 @@
 A store's :class:`Rule` makes three queries, over relations that the caller names:
 
 1. ``project``: changelog rows → the store's events: its key columns, ``_order``, ``_event_time``, ``_agent``,
-   ``_value``, ``_reset``. An event whose key is null is not in the store.
-2. ``fold``: events → one row a key, of the reducer's own columns and ``reset``.
+   ``_value``, ``_reset``. An event whose key is null is not in the store. In a windowed store an event is in each of its
+   windows; a purge is of the key's every window, and its own ``window_start`` is null.
+2. ``fold``: events → one row a key (and window), of the reducer's own columns and ``reset``.
 3. ``combine``: those rows with the state's rows or, where there are none, the tombstones' → the new rows,
    present or not. ``_conflict`` marks a key whose late reset falls between values that are added up already:
-   it has to be folded again from the whole changelog.
+   it has to be folded again from the whole changelog. Before it, in a windowed store, ``spread``: a key's purge, new
+   or remembered, becomes the ``reset`` of each of its windows.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-from statehouse.config import Store
+from statehouse.config import Store, milliseconds
 from statehouse.reducers import ORDER, ORDER_SQL, accumulator
 
 SCALARS = (
@@ -49,6 +52,7 @@ class Rule:
     store: Store
     key_types: tuple[str, ...]
     value_input: str  # the type of the `value` expression
+    own_types: tuple[str, ...] = ()  # of a user's reducer: its columns' types, then its result's
 
     @property
     def event_type(self) -> str:
@@ -59,7 +63,7 @@ class Rule:
     @property
     def value_type(self) -> str:
         """The type of the state's ``value``."""
-        return self.store.reducer.result_type(self.value_input)
+        return self._fill(self.store.reducer.result_type(self.value_input))
 
     @property
     def own(self) -> dict[str, str]:
@@ -69,6 +73,11 @@ class Rule:
 
     @property
     def keys(self) -> dict[str, str]:
+        """The columns that name a row, and their types: the key's, and ``window_start`` where windowed."""
+        return {**self.key_columns, **({"window_start": "TIMESTAMP"} if self.store.windows else {})}
+
+    @property
+    def key_columns(self) -> dict[str, str]:
         """The key's columns and their types."""
         return {k.name: t for k, t in zip(self.store.keys, self.key_types, strict=True)}
 
@@ -86,24 +95,29 @@ class Rule:
         return {**self.keys, **memory, "reset": ORDER, "position": "BIGINT", "log_time": "TIMESTAMP"}
 
     def _fill(self, text: str, side: str = "") -> str:
+        reducer = self.store.reducer
         parts = {
-            "{T}": self.value_input,
-            "{ACC}": accumulator(self.value_input),
-            "{V}": self.value_type,
-            "{s}": side,
-            **{f"{{{i}}}": literal(a) for i, a in enumerate(self.store.arguments)},
+            "T": self.value_input,
+            "ACC": accumulator(self.value_input),
+            "s": side,
+            **{str(i): literal(a) for i, a in enumerate(self.store.arguments)},
+            **{f"sql:{n}": e for n, e in reducer.written.items()},
         }
-        for name, replacement in parts.items():
-            text = text.replace(name, replacement)
-        return text
+        if self.own_types:
+            names = [n.removeprefix("fold.") for n in reducer.written if n.startswith("fold.")]
+            parts |= {f"type:{n}": t for n, t in zip([*names, "result"], self.own_types, strict=True)}
+        if "{V}" in text:
+            parts["V"] = self.value_type
+        # One pass: what a user wrote may hold braces of its own.
+        return re.sub(r"\{([\w:.]+)\}", lambda found: parts.get(found[1], found[0]), text)
 
-    def _key_list(self, table: str = "") -> str:
-        return ", ".join(f"{table}{quoted(k)}" for k in self.keys)
+    def _key_list(self, table: str = "", windows: bool = True) -> str:
+        return ", ".join(f"{table}{quoted(k)}" for k in (self.keys if windows else self.key_columns))
 
     def control_keys(self) -> list[str]:
         """The key's columns as a set or purge gives them: from Kafka's key as text. A composite key is its
         parts, each percent-encoded, separated by '/'. Null where the text is not such a key."""
-        types = list(self.keys.values())
+        types = list(self.key_columns.values())
         if not self.store.composite:
             return [f"CAST(_key AS {types[0]})"]
         split = "split(_key, '/')"
@@ -127,11 +141,8 @@ class Rule:
             return f"CASE WHEN _value RLIKE '^[-+]?[0-9]+$' THEN CAST(_value AS {kind}) END"
         return f"CAST(_value AS {self.event_type})"
 
-    def project(self, changelog: str, unkeyed: bool = False, guard: str = "{}") -> str:
-        """The store's events out of rows of the changelog; with ``unkeyed`` also those that have no key.
-
-        ``guard`` is put around what a user wrote: DuckDB needs ``TRY({})`` for what Spark makes null by itself.
-        """
+    def _events(self, changelog: str, guard: str) -> str:
+        """The store's events before windows, also those that have no key."""
         store, reducer = self.store, self.store.reducer
         keys = ",\n    ".join(
             f"CASE WHEN _op = 'report' THEN CAST({guard.format(k.expression)} AS {t}) ELSE {control} END AS {quoted(k.name)}"
@@ -140,25 +151,57 @@ class Rule:
         value = reducer.event_value.replace("{value}", guard.format(store.value) if store.value else "TRUE")
         agent = f"coalesce(CAST({guard.format(store.agent)} AS STRING), '')" if store.agent else "''"
         resets = "_op = 'purge' OR (_op = 'set' AND _value IS NOT NULL)" if reducer.additive else "_op = 'purge'"
-        nulls = " OR ".join(f"{quoted(k)} IS NULL" for k in self.keys)
-        return f"""
-  SELECT {self._key_list()}, _order, _event_time, _agent, _value, ({resets}) AS _reset
-  FROM (SELECT
+        controls = "_op = 'purge'" if store.windows else "_op <> 'report'"  # a set names no window
+        return f"""(SELECT *, ({resets}) AS _reset FROM (SELECT
     {keys},
     {ORDER_SQL} AS _order, _event_time, _op,
     CASE _op WHEN 'report' THEN {agent} WHEN 'set' THEN coalesce(_agent, 'api') END AS _agent,
     CASE _op WHEN 'report' THEN CAST({value} AS {self.event_type}) WHEN 'set' THEN {self.set_value()} END AS _value
     FROM {changelog}
     WHERE (_op = 'report' AND ({guard.format(store.where) if store.where else "TRUE"}))
-       OR (_op <> 'report' AND (_store IS NULL OR _store = {literal(store.name)})))
-  WHERE {"TRUE" if unkeyed else f"NOT ({nulls})"}"""
+       OR ({controls} AND (_store IS NULL OR _store = {literal(store.name)}))))"""
+
+    @property
+    def _unkeyed(self) -> str:
+        return "(" + " OR ".join(f"{quoted(k)} IS NULL" for k in self.key_columns) + ")"
+
+    def _late(self, start: str) -> str:
+        """Whether the retention of the window that starts at these microseconds is over."""
+        if not self.store.windows or not self.store.retention:
+            return "FALSE"
+        kept = self.store.windows[0] + milliseconds(self.store.retention) * 1000
+        return f"({start} + {kept} <= unix_micros(current_timestamp()))"
+
+    def _start(self, back: str = "0") -> str:
+        """The start of the event's newest window, or of one ``back`` steps before, in microseconds."""
+        assert self.store.windows
+        at, step = "unix_micros(_event_time)", self.store.windows[1]
+        return f"({at} - (({at} % {step}) + {step}) % {step} - {back} * {step})"
+
+    def project(self, changelog: str, guard: str = "{}") -> str:
+        """The store's events out of rows of the changelog.
+
+        ``guard`` is put around what a user wrote: DuckDB needs ``TRY({})`` for what Spark makes null by itself.
+        """
+        events, made = self._events(changelog, guard), "_order, _event_time, _agent, _value, _reset"
+        if not self.store.windows:
+            return f"\n  SELECT {self._key_list()}, {made} FROM {events} WHERE NOT {self._unkeyed}"
+        size, step = self.store.windows
+        back = ", ".join(f"({i})" for i in range(-(-size // step)))
+        return f"""
+  SELECT {self._key_list(windows=False)}, CASE WHEN _op = 'report' THEN timestamp_micros(_start) END AS window_start, {made}
+  FROM (SELECT *, {self._start("_back")} AS _start FROM {events} CROSS JOIN (VALUES {back}) AS w(_back))
+  WHERE NOT {self._unkeyed} AND CASE WHEN _op = 'report'
+    THEN _start + {size} > unix_micros(_event_time) AND NOT {self._late("_start")} ELSE _back = 0 END"""
 
     def count(self, changelog: str) -> str:
-        """One row: the store's events, how many of them are resets, and how many more have no key."""
-        nulls = " OR ".join(f"{quoted(k)} IS NULL" for k in self.keys)
+        """One row: the store's events, how many of them are resets, how many more have no key, and how many more came
+        after the retention of their windows."""
+        late = f"(_op = 'report' AND {self._late(self._start())})" if self.store.windows else "FALSE"
         return f"""
-  SELECT count_if(NOT ({nulls})), count_if(_reset AND NOT ({nulls})), count_if({nulls})
-  FROM ({self.project(changelog, unkeyed=True)})"""
+  SELECT count_if(NOT {self._unkeyed} AND NOT {late}), count_if(_reset AND NOT {self._unkeyed}),
+    count_if({self._unkeyed}), count_if(NOT {self._unkeyed} AND {late})
+  FROM {self._events(changelog, "{}")}"""
 
     def fold(self, events: str, resets: bool = True) -> str:
         """One row a key out of the store's events; ``resets=False`` promises that none of them is a reset."""
@@ -173,16 +216,46 @@ class Rule:
             return f"""
   SELECT {keys}, {pruned}, _reset AS reset
   FROM (SELECT {keys}, {folds}, max(_cut) AS _reset FROM ({agents}) GROUP BY {keys}) AS f"""
-        if reducer.additive and resets:
-            events = f"""(SELECT e.* FROM {events} AS e LEFT JOIN
-    (SELECT {keys}, max(_order) AS _cut FROM {events} WHERE _reset GROUP BY {keys}) AS r USING ({keys})
+        standing = events
+        if reducer.additive and resets:  # a windowed store's resets are of the key
+            of = self._key_list(windows=False)
+            standing = f"""(SELECT e.* FROM {events} AS e LEFT JOIN
+    (SELECT {of}, max(_order) AS _cut FROM {events} WHERE _reset GROUP BY {of}) AS r USING ({of})
     WHERE r._cut IS NULL OR e._order >= r._cut)"""
-        return f"\n  SELECT {keys}, {folds}, {cut} AS reset FROM {events} GROUP BY {keys}"
+        if not reducer.written:
+            return f"\n  SELECT {keys}, {folds}, {cut} AS reset FROM {standing} GROUP BY {keys}"
+        # A user's aggregates see values only, and under plain names.
+        named = f"(SELECT *, _value AS value, _event_time AS event_time, _agent AS agent FROM {standing})"
+        values = f"SELECT {keys}, {folds} FROM {named} WHERE _value IS NOT NULL GROUP BY {keys}"
+        if not resets:
+            return f"\n  SELECT *, CAST(NULL AS {ORDER}) AS reset FROM ({values})"
+        return f"""
+  SELECT {keys}, {", ".join(map(quoted, reducer.fold))}, _cut AS reset
+  FROM (SELECT {keys}, {cut} AS _cut FROM {events} GROUP BY {keys}) AS r LEFT JOIN ({values}) AS v USING ({keys})"""
+
+    def spread(self, rows: str, state: str | None, tombstones: str | None) -> str:
+        """The folded rows, with the purge of a key as the reset of each of its windows: of those in ``rows`` and, where
+        ``state`` is given, of those that only the state has."""
+        if not self.store.windows:
+            return rows
+        of, keys = self._key_list(windows=False), self._key_list()
+        own = ", ".join(map(quoted, self.own))
+        purges = f"SELECT {of}, reset FROM {rows} WHERE window_start IS NULL"
+        remembered = f" UNION ALL SELECT {of}, reset FROM {tombstones} WHERE window_start IS NULL" if tombstones else ""
+        nothing = ", ".join(f"CAST(NULL AS {t}) AS {quoted(c)}" for c, t in {**self.own, "reset": ORDER}.items())
+        others = f"""
+    UNION ALL SELECT {self._key_list("s.")}, {nothing} FROM {state} AS s
+      JOIN (SELECT DISTINCT {of} FROM ({purges})) AS q USING ({of})
+      LEFT JOIN (SELECT {keys}, TRUE AS _new FROM {rows}) AS r USING ({keys}) WHERE _new IS NULL"""
+        return f"""(SELECT {keys}, {own}, greatest(reset, _purged) AS reset
+    FROM (SELECT {keys}, {own}, reset FROM {rows}{others if state else ""}) AS n
+    LEFT JOIN (SELECT {of}, max(reset) AS _purged FROM ({purges}{remembered}) GROUP BY {of}) AS p USING ({of}))"""
 
     def combine(self, rows: str, state: str, tombstones: str | None, again: bool = False) -> str:
         """The new rows of the keys in ``rows``: the state's columns, ``_present``, ``_here`` (the state has the
         key) and ``_conflict``. ``again``: ``rows`` are folded from the whole changelog and replace the state's."""
         reducer, keys, own = self.store.reducer, self._key_list(), self.own
+        # The key's first column is never null where there is a row: it tells whether there is one.
         first = quoted(next(iter(self.keys)))
 
         def older(column: str, kind: str) -> str:

@@ -7,12 +7,14 @@ an entry here: ``statehouse check``, the docs and the property tests pick it up.
 The columns that the expressions see:
 
 * ``fold`` aggregates events: ``_order`` (the order key, see :data:`ORDER`), ``_event_time``, ``_agent``,
-  ``_value``. Resets are in it where ``resets_are_events``, else only what is not before the key's last reset.
+  ``_value``. Of an ``additive`` reducer only what is not before the key's last reset.
 * ``prune`` takes from a row ``{s}`` what is before ``_reset``, the greater reset of the two rows that meet.
 * ``combine`` sees the two rows as ``a`` (the older state, or a tombstone) and ``b``, both pruned; any column may
   be null where there is no such row. It must be commutative, associative, and ``b`` applied to nothing is ``b``.
 * ``value``, ``event_time`` and ``present`` make the public columns from the reducer's own.
 * ``memory`` is what of the row has to be remembered while the key is absent: nothing that adds up.
+
+A user's own reducer (:class:`Own`) becomes such an entry by :func:`own`.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ def _sum_type(value_type: str) -> str:
 @dataclass(frozen=True)
 class Reducer:
     """One rule. ``{T}`` in a type or an expression is the value's type, ``{ACC}`` its :func:`accumulator`,
-    ``{V}`` the result's, ``{0}``, ``{1}`` the reducer's arguments as SQL literals."""
+    ``{V}`` the result's, ``{0}``, ``{1}`` the reducer's arguments as SQL literals; ``{sql:x}`` and ``{type:x}`` are
+    what a user wrote for ``x``, and its type."""
 
     name: str
     about: str
@@ -66,9 +69,9 @@ class Reducer:
     event_type: Callable[[str], str] | None = None  # of one event's value, also of a set; default: the result's
     event_value: str = "{value}"  # what one event contributes
     per_agent: bool = False  # events are first reduced to each agent's latest
-    resets_are_events: bool = False  # order settles everything: a purge is an event whose value is null
     additive: bool = False  # what was added cannot be taken out again: a late reset means folding the key anew
     value_optional: bool = False
+    written: dict[str, str] = field(default_factory=dict)  # what a user wrote, by the name in ``{sql:name}``
 
 
 def _additive(
@@ -82,6 +85,7 @@ def _additive(
     event_type: Callable[[str], str] | None = None,
     event_value: str = "{value}",
     value_optional: bool = False,
+    written: dict[str, str] | None = None,
 ) -> Reducer:
     """A reducer over all values since the last reset. ``_first`` and ``_last`` say whether a late reset cuts them."""
     columns = {**columns, "_first": ORDER, "_last": ORDER, "_time": "TIMESTAMP"}
@@ -107,12 +111,13 @@ def _additive(
         value=value,
         present="_last IS NOT NULL",
         event_time="_time",
-        prune={c: f"CASE WHEN _reset IS NULL OR {{s}}._first >= _reset THEN {{s}}.{c} END" for c in columns},
+        prune={c: f"CASE WHEN _reset IS NULL OR {{s}}._first >= _reset THEN {{s}}.`{c}` END" for c in columns},
         result_type=result_type,
         event_type=event_type,
         event_value=event_value,
         additive=True,
         value_optional=value_optional,
+        written=written or {},
     )
 
 
@@ -164,11 +169,12 @@ REDUCERS: dict[str, Reducer] = {
                 "_last": "greatest(a._last, b._last)",
                 "_time": "greatest(a._time, b._time)",
             },
+            # A purge is an event of null like any other, except where it comes from outside a window.
+            prune={"value": "CASE WHEN _reset IS NULL OR {s}._last >= _reset THEN {s}.value END"},
             value="value",
             present="value IS NOT NULL",
             event_time="_time",
             memory={"_last": "_last", "_time": "_time"},
-            resets_are_events=True,
         ),
         _reports(
             "majority",
@@ -239,6 +245,34 @@ REDUCERS: dict[str, Reducer] = {
         ),
     )
 }
+
+
+def own(fold: dict[str, str], combine: dict[str, str], result: str) -> Reducer:
+    """A user's reducer over the non-null values since the last reset: ``fold`` aggregates ``value``, ``event_time`` and
+    ``agent`` to columns, ``combine`` makes them of two rows ``a`` and ``b`` that both have values, ``result`` is the value.
+
+    That ``combine`` is commutative and associative, and agrees with ``fold``, is tried by :mod:`jobs.law`.
+    """
+    made = {c: f"CAST(({{sql:combine.{c}}}) AS {{type:{c}}})" for c in fold}
+    return _additive(
+        "own",
+        "a user's own",
+        columns={c: f"{{type:{c}}}" for c in fold},
+        fold={c: f"CAST(({{sql:fold.{c}}}) AS {{type:{c}}})" for c in fold},
+        combine={
+            c: f"CASE WHEN a._last IS NULL THEN b.`{c}` WHEN b._last IS NULL THEN a.`{c}` ELSE {e} END"
+            for c, e in made.items()
+        },
+        value="CAST(({sql:result}) AS {V})",
+        result_type=lambda t: "{type:result}",
+        event_type=lambda t: t,
+        value_optional=True,
+        written={
+            **{f"fold.{c}": e for c, e in fold.items()},
+            **{f"combine.{c}": e for c, e in combine.items()},
+            "result": result,
+        },
+    )
 
 
 def parse_reduce(text: str) -> tuple[str, list[str]]:

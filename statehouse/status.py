@@ -33,7 +33,7 @@ def lag_ms(changelog: str, folded: int | None, head: int | None) -> int:
 
 
 def stream_status(config: Config, name: str) -> dict[str, Any]:
-    """One stream: events and refused events so far, and how many records Kafka has that are not ingested yet
+    """One stream: events and refused events in its tables, and how many records Kafka has that are not ingested yet
     (``behind``; None: Kafka does not answer)."""
     stream = config.streams[name]
     path = table(config, "changelog", name)
@@ -45,12 +45,12 @@ def stream_status(config: Config, name: str) -> dict[str, Any]:
         behind = sum(high - max(done.get(p, 0), low) for p, (low, high) in ends.items())
     except KafkaUnavailable:
         behind = None
-    _, size = rows_and_bytes(path)
+    events, size = rows_and_bytes(path)
     return {
         "name": name,
         "topic": stream.topic,
-        "events": kept.get("events", 0),
-        "quarantined": kept.get("quarantined", 0),
+        "events": events,
+        "quarantined": rows_and_bytes(table(config, "quarantine", name))[0],
         "offsets": kept.get("offsets", {}),
         "version": delta.version() if delta else None,
         "behind": behind,
@@ -64,6 +64,7 @@ def store_status(config: Config, name: str) -> dict[str, Any]:
     changelog, state = table(config, "changelog", store.stream), table(config, "state", name)
     log, delta, folded = opened(changelog), opened(state), position(state)
     head = log.version() if log else None
+    kept = metadata(state, "unkeyed") or {}
     keys, size = rows_and_bytes(state)
     return {
         "name": name,
@@ -74,6 +75,7 @@ def store_status(config: Config, name: str) -> dict[str, Any]:
         "version": delta.version() if delta else None,
         "head": head,
         "lag_ms": lag_ms(changelog, folded, head),
-        "unkeyed": (metadata(state, "unkeyed") or {}).get("unkeyed", 0),
+        "unkeyed": kept.get("unkeyed", 0),
+        "late": kept.get("late", 0),
         "bytes": size,
     }

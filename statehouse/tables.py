@@ -2,10 +2,12 @@
 
 What a table's commits carry besides rows:
 
-* ``changelog/<stream>``: each commit that ingests holds ``{"offsets": {"0": 17}, "events": n, "quarantined": n}`` as
-  its ``userMetadata``: the next offset of every partition, counting refused events, and running totals.
-* ``state/<store>``: the ``txn`` action ``changelog`` holds the changelog's version that is folded;
-  ``userMetadata`` of the same commit holds ``{"unkeyed": n}``, the running count of events without a key.
+* ``changelog/<stream>``: each commit that ingests holds ``{"topic": "t", "offsets": {"0": 17}}`` as its
+  ``userMetadata``: the next offset of every partition, counting refused events. One that loads a file holds the
+  ``txn`` action ``load:<the file's SHA-256>``.
+* ``state/<store>``: the ``txn`` action ``changelog`` holds the changelog's version that is folded (after a recovery
+  ``changelog.1``, and so on: see :func:`folded`); ``userMetadata`` of the same commit holds ``{"unkeyed": n, "late": n}``,
+  the running counts of events without a key, and of events that came after the retention of their window.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from statehouse.config import Config, Store
 from statehouse.fold import Rule
 
 POSITION = "changelog"  # the application id of the txn action
+LOADED = -1  # the partition of events that came from files; Kafka's begin with 0
 # What the system knows of an event, in the changelog beside the payload's own columns.
 EVENT_COLUMNS = {
     "_topic": "STRING",
@@ -36,6 +39,7 @@ EVENT_COLUMNS = {
     "_payload": "STRING",
 }
 DEFINITION = "statehouse.definition"  # the table property that holds the rule a state was folded by
+GENERATION = "statehouse.generation"  # how often a state, or its tombstones, was replaced as a whole: by recover
 
 
 def table(config: Config, kind: str, name: str) -> str:
@@ -53,10 +57,26 @@ def opened(path: str) -> DeltaTable | None:
         return None
 
 
+def generation(delta: DeltaTable) -> int:
+    """How often recover has replaced the table."""
+    return int(delta.metadata().configuration.get(GENERATION, 0))
+
+
+def application(generation: int) -> str:
+    """The application id of a generation's position: Delta passes over a commit whose number an id has already, and a
+    recovery may well end at the position that the state had."""
+    return f"{POSITION}.{generation}" if generation else POSITION
+
+
+def folded(delta: DeltaTable) -> int | None:
+    """The changelog version that a version of a state has folded; None: nothing yet."""
+    return delta.transaction_version(application(generation(delta)))
+
+
 def position(path: str) -> int | None:
     """The changelog version that a state has folded; None: nothing yet."""
     delta = opened(path)
-    return delta.transaction_version(POSITION) if delta else None
+    return folded(delta) if delta else None
 
 
 def commits(delta: DeltaTable) -> Any:
@@ -94,14 +114,17 @@ def commit_time(path: str, version: int) -> int | None:
 
 def definition_of(rule: Rule) -> str:
     """A rule with its types as the text that is kept in a state table's properties."""
-    return json.dumps({**rule.store.definition, "types": [*rule.key_types, rule.value_input]}, sort_keys=True)
+    return json.dumps(
+        {**rule.store.definition, "types": [*rule.key_types, rule.value_input, *rule.own_types]}, sort_keys=True
+    )
 
 
-def stored_rule(config: Config, store: Store) -> Rule | None:
-    """The rule that a store's table is folded by, with the types that Spark found; None where there is no table yet."""
-    delta = opened(table(config, "state", store.name))
+def stored_rule(delta: DeltaTable | None, name: str) -> Rule | None:
+    """The rule that a state table is folded by, with the types that Spark found; None where it has none."""
     kept = delta.metadata().configuration.get(DEFINITION) if delta else None
     if kept is None:
         return None
-    *key_types, value_input = (found := json.loads(kept)).pop("types")
-    return Rule(Store.model_validate({**found, "name": store.name}), tuple(key_types), value_input)
+    types = (found := json.loads(kept)).pop("types")
+    store = Store.model_validate({**found, "name": name})
+    keys = len(store.keys)
+    return Rule(store, tuple(types[:keys]), types[keys], tuple(types[keys + 1 :]))

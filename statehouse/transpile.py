@@ -3,7 +3,9 @@
 * ``map_filter``, ``map_zip_with`` and ``exists`` take a lambda over a map or a list: written with DuckDB's list functions.
   (Spark's ``exists`` is null where nothing is true and something is null; here it is false.)
 * ``max_by`` and ``min_by``: DuckDB's pass over a null value, Spark's do not: ``arg_max_null``, ``arg_min_null``.
-* ``try_url_decode``: DuckDB's ``url_decode`` raises; under ``TRY`` it is null. ``timestamp_millis`` has another name.
+* ``try_url_decode``: DuckDB's ``url_decode`` raises; under ``TRY`` it is null. ``timestamp_millis`` and
+  ``timestamp_micros`` have other names.
+* ``from_json`` of a literal type: a cast of JSON, null where it is not of that type.
 
 ``tests/test_transpile.py`` runs each in DuckDB, and ``tests/test_law.py`` the whole fold.
 """
@@ -87,9 +89,19 @@ def _times_thousand(value: exp.Expr) -> exp.Expr:
 ANONYMOUS: dict[str, Callable[[exp.Anonymous], exp.Expr]] = {
     "map_filter": _map_filter,
     "map_zip_with": _map_zip_with,
+    "timestamp_micros": lambda node: _call("make_timestamptz", node.expressions[0]),
     "timestamp_millis": lambda node: _call("make_timestamptz", _times_thousand(node.expressions[0])),
     "try_url_decode": lambda node: _call("try", _call("url_decode", *node.expressions)),
 }
+
+
+def _from_json(node: exp.FromJson) -> exp.Expr:
+    text = node.expression.name
+    try:
+        kind = exp.DataType.build(text, dialect="spark")
+    except sqlglot.errors.ParseError:  # the columns of an object, as Spark also takes them
+        kind = exp.DataType.build(f"STRUCT<{text}>", dialect="spark")
+    return exp.TryCast(this=exp.TryCast(this=node.this.copy(), to=exp.DataType.build("JSON")), to=kind)
 
 
 def _rewrite(node: exp.Expr) -> exp.Expr:
@@ -97,6 +109,8 @@ def _rewrite(node: exp.Expr) -> exp.Expr:
         return ANONYMOUS[node.name.lower()](node).transform(_rewrite)
     if isinstance(node, exp.Exists) and isinstance(node.expression, exp.Lambda):
         return _exists(node).transform(_rewrite)
+    if isinstance(node, exp.FromJson) and isinstance(node.expression, exp.Literal):
+        return _from_json(node).transform(_rewrite)
     if isinstance(node, exp.ArgMax | exp.ArgMin):
         name = "arg_max_null" if isinstance(node, exp.ArgMax) else "arg_min_null"
         return _call(name, node.this, node.expression).transform(_rewrite)

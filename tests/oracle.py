@@ -32,6 +32,18 @@ def fold(reduce, events, *arguments):
     return REDUCE[reduce](values, standing, *arguments), standing[-1]["order"][0]
 
 
+def windowed(reduce, events, size, step, *arguments):
+    """The same for each window of the key, by its start: an event is in every window [start, start + size), a purge in all."""
+    starts = set()
+    for event in events:
+        if event["op"] == "report":
+            last = event["order"][0] // step * step
+            starts |= {s for s in range(last, last - size, -step) if s <= event["order"][0] < s + size}
+    inside = {s: [e for e in events if e["op"] == "purge" or s <= e["order"][0] < s + size] for s in starts}
+    folded = {s: fold(reduce, found, *arguments) for s, found in inside.items()}
+    return {s: found for s, found in folded.items() if found}
+
+
 def _majority(values, standing):
     votes = Counter(values)
     return max(standing, key=lambda e: (votes[e["value"]], e["order"]))["value"]
@@ -50,5 +62,6 @@ REDUCE = {
     "count": _count,
     "min": lambda values, standing: min(values),
     "max": lambda values, standing: max(values),
+    "own": lambda values, standing: max(values) - min(values),  # the range, as the tests define it
     "avg": lambda values, standing: float(sum(Decimal(v) for v in values)) / len(values),
 }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from api.check import check
 from statehouse.config import load
-from tests.test_api_lake import configured
+from tests.test_api_lake import KINDS, configured, rule
 
 FILE = """\
 streams:
@@ -32,7 +32,7 @@ stores:
 
 def test_what_duckdb_can_compute_and_what_not(tmp_path: Path, capfd) -> None:
     (tmp_path / "statehouse.yaml").write_text(FILE)
-    found = dict(check(load(tmp_path / "statehouse.yaml", {})))
+    found = dict(check(load(tmp_path / "statehouse.yaml", {}), {}))
     assert list(found) == [
         ("stores", "bad", "key", 1),
         ("stores", "bad", "value"),
@@ -44,4 +44,5 @@ def test_what_duckdb_can_compute_and_what_not(tmp_path: Path, capfd) -> None:
 
 
 def test_the_stores_of_the_other_tests(tmp_path: Path) -> None:
-    assert check(configured(tmp_path)) == []
+    config = configured(tmp_path)
+    assert check(config, {name: rule(config, name) for name in KINDS}) == []

@@ -21,9 +21,14 @@ from api.fold import Fold
 from jobs.ingest import Ingest
 from jobs.merge import Merge
 from statehouse.fold import Rule
-from tests.oracle import fold
+from tests.oracle import fold, windowed
 from tests.records import EPOCH, SCHEMA, control, iso, record, rows
 
+# The range of the values: a reducer of a user's own.
+OWN = (
+    "{fold: {low: min(value), high: max(value)}, "
+    "combine: {low: 'least(a.low, b.low)', high: 'greatest(a.high, b.high)'}, result: high - low}"
+)
 STORES = {
     # store: (value column, its type, the reducer's yaml)
     "latest": ("value", "STRING", "latest"),
@@ -36,7 +41,17 @@ STORES = {
     "min": ("n", "BIGINT", "min"),
     "max": ("n", "BIGINT", "max"),
     "avg": ("n", "BIGINT", "avg"),
+    "own": ("n", "BIGINT", OWN),
+    "w_count": ("n", "BIGINT", "count"),
+    "w_sum": ("d", "DECIMAL(12,2)", "sum"),
+    "w_majority": ("value", "STRING", "majority"),
+    "hop_latest": ("value", "STRING", "latest"),
+    "hop_own": ("n", "BIGINT", OWN),
 }
+# Windows of two seconds; hopping ones begin every second.
+WINDOWS = {s: ("2 seconds" if s[0] == "w" else "2 seconds every 1 second") for s in STORES if s[:2] in ("w_", "ho")}
+OWN_TYPES = ("BIGINT", "BIGINT", "BIGINT")
+SETTABLE = [s for s in STORES if s not in WINDOWS]
 WITHDRAWN = ("latest", "majority", "at_least_one")  # a set of null means something
 CONFIG = """
 streams:
@@ -46,7 +61,9 @@ streams:
     time: ts
 stores:
 """ + "".join(
-    f"  {name}: {{stream: s, key: key, agent: agent, value: {column}, reduce: '{reduce}'}}\n"
+    f"  {name}: {{stream: s, key: key, agent: agent, value: {column}, reduce: {reduce if reduce is OWN else repr(reduce)}"
+    + (f", window: {WINDOWS[name]}" if name in WINDOWS else "")
+    + "}\n"
     for name, (column, _, reduce) in STORES.items()
 )
 T0 = 1_700_000_000_000_000
@@ -72,6 +89,8 @@ CHANGELOG = (
 
 def reduce_of(store):
     """The oracle's name and arguments of a store's reducer."""
+    if STORES[store][2] is OWN:
+        return "own", []
     name, _, arguments = STORES[store][2].partition("(")
     return name, [a.strip() for a in arguments.rstrip(")").split(",") if a.strip()]
 
@@ -86,7 +105,8 @@ def as_made(example, number):
         if op in ("null", "set null"):
             values = dict.fromkeys(values)
         # Reports and purges without a store go to all of them; a set to each of those that it means something to.
-        one, many = [list(STORES)[n % len(STORES)]], list(WITHDRAWN if op == "set null" else STORES)
+        one = [list(STORES)[n % len(STORES)]]
+        many = list(WITHDRAWN if op == "set null" else SETTABLE if op == "set" else STORES)
         for targets in [[t] for t in many] if op.startswith("set") else [one] if op == "purge" else [many]:
             offset = offsets[partition]
             offsets[partition] += 1
@@ -121,7 +141,15 @@ def oracle(expected):
     states = {}
     for store, keys in expected.items():
         name, arguments = reduce_of(store)
-        folded = {key: fold(name, events, *arguments) for key, events in keys.items()}
+        if store in WINDOWS:
+            step = 1_000_000 if store.startswith("hop") else 2_000_000
+            folded = {
+                (key, start): found
+                for key, events in keys.items()
+                for start, found in windowed(name, events, 2_000_000, step, *arguments).items()
+            }
+        else:
+            folded = {key: fold(name, events, *arguments) for key, events in keys.items()}
         states[store] = {k: v for k, v in folded.items() if v is not None}
     return states
 
@@ -169,7 +197,14 @@ def test_spark_merges_agree_with_the_oracle_in_any_order_and_batches(spark, lake
     assert ingest.refused == 0
     for store, state in expected.items():
         table = rows(spark, f"{config.root}/state/{store}")
-        assert {r["key"]: (r["value"], microseconds(r["event_time"])) for r in table} == state, store
+        found = {
+            (r["key"], microseconds(r["window_start"])) if store in WINDOWS else r["key"]: (
+                r["value"],
+                microseconds(r["event_time"]),
+            )
+            for r in table
+        }
+        assert found == state, store
 
 
 @pytest.mark.parametrize("store", STORES)
@@ -179,12 +214,14 @@ def test_duckdb_agrees_with_the_oracle_in_any_order_and_batches(lake, store):
     db.execute("SET TimeZone = 'UTC'")
     db.execute(f"CREATE TABLE log ({CHANGELOG})")
     db.execute(f"CREATE TABLE batch ({CHANGELOG})")
-    folded = Fold(db, Rule(lake(CONFIG).stores[store], ("STRING",), STORES[store][1]), "s")
+    own_types = OWN_TYPES if STORES[store][2] is OWN else ()
+    folded = Fold(db, Rule(lake(CONFIG).stores[store], ("STRING",), STORES[store][1], own_types), "s")
     for position, batch in enumerate(batches):
         frame = pd.DataFrame(batch, columns=[c.split()[0] for c in CHANGELOG.split(", ")], dtype=object)  # noqa: F841
         db.execute("DELETE FROM batch")
         db.execute("INSERT INTO batch SELECT * FROM frame")
         db.execute("INSERT INTO log SELECT * FROM batch")
         folded.apply("batch", "log", position)
-    found = db.execute("SELECT key, value, event_time FROM s_state").fetchall()
-    assert {k: (v, microseconds(t.astimezone(dt.timezone.utc))) for k, v, t in found} == expected[store]
+    start = "epoch_us(window_start)" if store in WINDOWS else "NULL"
+    found = db.execute(f"SELECT key, {start}, value, epoch_us(event_time) FROM s_state").fetchall()
+    assert {k if w is None else (k, w): (v, t) for k, w, v, t in found} == expected[store]

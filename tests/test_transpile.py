@@ -20,6 +20,9 @@ CASES = {
     "try_url_decode('a%20b')": "a b",
     "try_url_decode(split('a%2Fb/c', '/')[0])": "a/b",
     "unix_micros(timestamp_millis(1700000000123))": 1_700_000_000_123_000,
+    "unix_micros(timestamp_micros(-1700000000123456))": -1_700_000_000_123_456,
+    "from_json('[\"a\", \"b\"]', 'ARRAY<STRING>')": ["a", "b"],
+    "from_json('rubbish', 'a INT, b STRING').a": None,
     "1 DIV 0": None,
 }
 

@@ -1,0 +1,158 @@
+"""History from files → ``changelog/<stream>`` and ``quarantine/<stream>``: each file once, known by its content.
+
+A row of a file becomes a record such as a producer would have sent, and goes through the same parser as Kafka's. Its
+coordinates are partition -1, which is before every other in the order of events, and the next offsets there. In two
+steps, each of which is passed over where it was done before, by the ``txn`` action ``load:<SHA-256 of the file>``:
+
+1. Append what is refused to the quarantine. *The file comes again; its refused rows are there already.*
+2. Append what is accepted to the changelog. *The file is done.*
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from jobs.lake import create_stream
+from jobs.parse import accepted, parse, refused
+from jobs.rules import rule_of
+from statehouse.config import Column, Config, Stream
+from statehouse.errors import StatehouseError
+from statehouse.fold import literal, quoted
+from statehouse.tables import LOADED, opened, table
+
+NUMBERS = ("TINYINT", "SMALLINT", "INT", "BIGINT", "FLOAT", "DOUBLE", "DECIMAL")
+NESTED = ("ARRAY", "MAP", "STRUCT")
+JSON_LINES = (".json", ".jsonl", ".ndjson")
+ENDINGS = (*JSON_LINES, ".csv", ".parquet")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What became of a file: rows accepted and refused; None: it was loaded before."""
+
+    file: str
+    events: int | None
+    refused: int | None
+
+
+def load(spark: SparkSession, config: Config, stream: Stream, file: str | Path) -> Loaded:
+    """Append a file's rows to the stream, once however often it is called: JSON lines (``.json``, ``.jsonl``,
+    ``.ndjson``), CSV with a header, Parquet; the text formats also compressed (``.gz``, ``.bz2``).
+
+    Raises StatehouseError for a file that is none of these, or a stream without a ``time``. The caller holds the
+    lake's lock ``load``; ingestion may go on beside it.
+    """
+    path = Path(file)
+    if stream.time is None:
+        raise StatehouseError(
+            f"stream {stream.name}: found no 'time', expected one: a file's rows have no time of Kafka's"
+        )
+    if not path.is_file():
+        raise StatehouseError(f"{path}: found no such file, expected JSON lines, CSV or Parquet")
+    create_stream(spark, config, stream)
+    done = f"load:{_digest(path)}"
+    changelog, quarantine = table(config, "changelog", stream.name), table(config, "quarantine", stream.name)
+    log = opened(changelog)
+    if log and log.transaction_version(done) is not None:
+        return Loaded(str(path), None, None)
+    payloads = _reader(path)(spark, stream, path)
+    rules = [rule_of(spark, config, s) for s in config.stores_of(stream.name)]
+    parsed = parse(_numbered(payloads, stream, _next(spark, changelog, quarantine)), stream, rules).persist()
+    try:
+        events, bad = parsed.selectExpr("count_if(_reason IS NULL)", "count(_reason)").collect()[0]
+        once = {"txnAppId": done, "txnVersion": "1"}
+        if bad:
+            refused(parsed).write.format("delta").mode("append").options(**once).save(quarantine)
+        accepted(parsed, stream).write.format("delta").mode("append").options(**once).save(changelog)
+    finally:
+        parsed.unpersist()
+    return Loaded(str(path), events, bad)
+
+
+def _digest(path: Path) -> str:
+    found = hashlib.sha256()
+    with path.open("rb") as content:
+        while block := content.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()
+
+
+def _next(spark: SparkSession, changelog: str, quarantine: str) -> int:
+    """The next offset of the files' partition."""
+    load = spark.read.format("delta").load
+    one = load(changelog).where(f"_partition = {LOADED}").select(F.max("_offset")).collect()[0][0]
+    other = load(quarantine).where(f"partition = {LOADED}").select(F.max("offset")).collect()[0][0]
+    return max(-1 if one is None else one, -1 if other is None else other) + 1
+
+
+def _numbered(payloads: DataFrame, stream: Stream, first: int) -> DataFrame:
+    """Payloads as Kafka's records, with offsets from ``first`` on in the file's order.
+
+    A row's place is its Spark partition and its place in that; how many rows came in the partitions before is counted.
+    """
+    placed = payloads.selectExpr(
+        "payload", "spark_partition_id() AS part", "monotonically_increasing_id() & 8589934591L AS place"
+    )
+    before, starts = first, []
+    for part, count in sorted(placed.groupBy("part").count().collect()):
+        starts.append(f"WHEN {part} THEN {before}")
+        before += count
+    start = f"CASE part {' '.join(starts)} ELSE 0 END" if starts else "0"
+    return placed.where("trim(payload) <> ''").selectExpr(
+        f"{literal(stream.topic)} AS topic",
+        f"{LOADED} AS partition",
+        f"CAST({start} + place AS BIGINT) AS offset",
+        "CAST(NULL AS TIMESTAMP) AS timestamp",
+        "CAST(NULL AS BINARY) AS key",
+        "encode(payload, 'UTF-8') AS value",
+        "CAST(NULL AS ARRAY<STRUCT<key: STRING, value: BINARY>>) AS headers",
+    )
+
+
+def _reader(path: Path) -> Callable[[SparkSession, Stream, Path], DataFrame]:
+    name = path.name.lower().removesuffix(".gz").removesuffix(".bz2")
+    if name.endswith(JSON_LINES):
+        return lambda spark, _, path: spark.read.text(_local(path)).selectExpr("value AS payload")
+    if name.endswith(".csv"):
+        return _csv
+    if path.name.lower().endswith(".parquet"):
+        return lambda spark, _, path: spark.read.parquet(_local(path)).selectExpr("to_json(struct(*)) AS payload")
+    raise StatehouseError(f"{path}: found the ending {path.suffix!r}, expected one of {', '.join(ENDINGS)}")
+
+
+def _local(path: Path) -> str:
+    return path.absolute().as_uri()
+
+
+def _csv(spark: SparkSession, stream: Stream, path: Path) -> DataFrame:
+    """A row as the JSON that a producer would have sent."""
+    rows = spark.read.csv(_local(path), header=True, escape='"', encoding="UTF-8")
+    known = {c.name.lower(): c for c in stream.columns}
+    fields = ", ".join(_field(name, known.get(name.strip().lower())) for name in rows.columns)
+    return rows.selectExpr(f"concat('{{', concat_ws(',', {fields}), '}}') AS payload")
+
+
+def _field(name: str, column: Column | None) -> str:
+    """SQL: a cell as ``"name":value``, null where it is empty. A number, a boolean or a nested value stands bare where it
+    is one; what is not one is quoted, and then refused by the parser with its reason."""
+    cell, kind = quoted(name), column.type.upper() if column else "STRING"
+    label = literal(json.dumps(column.name if column else name.strip()) + ":")
+    trimmed, text = f"trim({cell})", f"to_json(array({cell}))"
+    text = f"substring({text}, 2, length({text}) - 2)"
+    if kind.startswith(NUMBERS):
+        test = f"{trimmed} RLIKE '^[-+]?[0-9]+([.][0-9]+)?([eE][-+]?[0-9]+)?$'"
+        trimmed = f"regexp_replace({trimmed}, '^(-?)[+]?0*([0-9])', '$1$2')"  # JSON has no 007
+    elif kind == "BOOLEAN":
+        test, trimmed = f"lower({trimmed}) IN ('true', 'false')", f"lower({trimmed})"
+    elif kind.startswith(NESTED):
+        test = f"{trimmed} RLIKE '^[\\\\[{{]'"
+    else:
+        test = "FALSE"
+    return f"{label} || CASE WHEN {test} THEN {trimmed} ELSE CASE WHEN {cell} IS NOT NULL THEN {text} END END"

@@ -1,0 +1,182 @@
+"""A state folded anew from the whole changelog: a doubted one, or one under a changed rule.
+
+In five steps; what a crash after each leaves behind:
+
+1. Fold the changelog into a draft, ``_recover/<store>``, by the very rounds of :mod:`jobs.merge`. *The live state is
+   as it was; the next recovery begins its draft anew.*
+2. Compare the draft with the live state. *Nothing is written. Without a swap it ends here, and the draft waits.*
+3. Replace the state in one commit: rows, columns, rule, the position under a new application id, and a generation one
+   higher. *The state is the new one. The tombstones are still of the generation before, and whoever opens the store to
+   merge goes on with step 4 before anything else:* :func:`jobs.lake.settle`.
+4. Replace the tombstones in one commit that has the state's generation. *The draft is left over.*
+5. Delete the draft.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from jobs.lake import differing, draft_of, remove, replace, settle, state_properties
+from jobs.merge import Merge
+from jobs.rules import rule_of
+from statehouse.config import Config, Store
+from statehouse.errors import FeedLost
+from statehouse.fold import Rule, quoted
+from statehouse.tables import (
+    GENERATION,
+    definition_of,
+    folded,
+    generation,
+    metadata,
+    opened,
+    position,
+    stored_rule,
+    table,
+)
+
+log = logging.getLogger("statehouse")
+SAMPLES = 5
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What a recovery changes: numbers of keys (of keys and windows, where windowed), and some of each. ``rule`` says how
+    the rules differ; empty: they are the same. ``position`` is the changelog version that both states were compared at,
+    None where the live one's is gone: then new events are part of the difference."""
+
+    store: str
+    rule: str
+    position: int | None
+    added: int
+    gone: int
+    changed: int
+    same: int
+    samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    swapped: bool = False
+
+
+def recover(spark: SparkSession, config: Config, store: Store, swap: bool = False) -> Difference:
+    """Fold a store's state anew, compare it with the live one, and replace that: always where the rule is as it was,
+    else only to ``swap``. The caller holds the lake's lock ``recover``, and ``merge`` too where the state is replaced."""
+    live, folder = Merge(spark, config, store), draft_of(config, store.name)
+    settle(spark, config, store.name)
+    draft = Merge(spark, config, store, folder)
+    kept = stored_rule(opened(live.state), store.name)
+    changed = kept is not None and definition_of(kept) != definition_of(draft.rule)
+    if not (changed and swap and _usable(draft)):  # the draft of the comparison before will do
+        remove(spark, folder)
+    at = _catch_up(draft, position(live.state))
+    found = _difference(draft, live, kept, at)
+    if changed and not swap:
+        return found
+    if draft.round() is None and opened(draft.state) is None:
+        return found  # there is no changelog yet
+    _swap(draft, live, kept)
+    settle(spark, config, store.name)
+    return Difference(**{**vars(found), "swapped": True})
+
+
+def will_swap(spark: SparkSession, config: Config, store: Store) -> bool:
+    """Whether a recovery replaces the state without being asked to: where the rule is as it was."""
+    kept = stored_rule(opened(table(config, "state", store.name)), store.name)
+    return kept is None or definition_of(kept) == definition_of(rule_of(spark, config, store))
+
+
+def _usable(draft: Merge) -> bool:
+    kept = stored_rule(opened(draft.state), draft.store.name)
+    return kept is not None and definition_of(kept) == definition_of(draft.rule)
+
+
+def _catch_up(draft: Merge, upto: int | None) -> int | None:
+    """Bring the draft to the live state's position, for a fair comparison; to the head where that version is gone."""
+    try:
+        draft.round(upto)
+        return upto
+    except FeedLost as error:
+        log.warning("%s; folding all of it, and comparing with what is newer", error)
+        remove(draft.spark, draft_of(draft.config, draft.store.name))
+        draft.checked = False
+        draft.round()
+        return None
+
+
+def _difference(draft: Merge, live: Merge, kept: Rule | None, at: int | None) -> Difference:
+    rule = differing(kept, draft.rule) if kept and definition_of(kept) != definition_of(draft.rule) else ""
+    new, old = opened(draft.state), opened(live.state)
+    load = draft.spark.read.format("delta").load
+    rows, before = (load(draft.state).count() if new else 0), (load(live.state).count() if old else 0)
+    if not new or not old or not kept or kept.keys != draft.rule.keys:
+        return Difference(draft.store.name, rule, at, rows, before, 0, 0)
+    both = _joined(load(draft.state), load(live.state), kept, draft.rule)
+    counts = {row["_kind"]: row["count"] for row in both.groupBy("_kind").count().collect()}
+    samples = {
+        kind: [
+            {k: v for k, v in row.asDict(recursive=True).items() if k != "_kind" and (k, kind) not in HIDDEN}
+            for row in both.where(F.col("_kind") == kind).orderBy(*map(quoted, kept.keys)).limit(SAMPLES).collect()
+        ]
+        for kind in ("added", "gone", "changed")
+        if counts.get(kind)
+    }
+    numbers = {kind: counts.get(kind, 0) for kind in ("added", "gone", "changed", "same")}
+    return Difference(draft.store.name, rule, at, **numbers, samples=samples)
+
+
+HIDDEN = {("was", "added"), ("is", "gone")}
+
+
+def _same(old: Rule, new: Rule) -> str:
+    """SQL: whether a live row ``l`` and a draft's ``d`` have the same value. Maps cannot be compared, their text can."""
+    if old.value_type == new.value_type and "MAP<" not in new.value_type.upper():
+        return "l.value <=> d.value"
+    return "to_json(struct(l.value AS v)) <=> to_json(struct(d.value AS v))"
+
+
+def _joined(draft: DataFrame, live: DataFrame, old: Rule, new: Rule) -> DataFrame:
+    """Every key of either, its two values, and the kind of difference."""
+    keys = [*map(quoted, new.keys)]
+    first = keys[0]
+    joined = draft.alias("d").join(live.alias("l"), F.expr(" AND ".join(f"d.{k} = l.{k}" for k in keys)), "full")
+    return joined.selectExpr(
+        *(f"coalesce(d.{k}, l.{k}) AS {k}" for k in keys),
+        "l.value AS was",
+        "d.value AS is",
+        f"CASE WHEN l.{first} IS NULL THEN 'added' WHEN d.{first} IS NULL THEN 'gone' "
+        f"WHEN {_same(old, new)} THEN 'same' ELSE 'changed' END AS _kind",
+    )
+
+
+def _swap(draft: Merge, live: Merge, kept: Rule | None) -> None:
+    """Step 3. What did not change keeps the time at which it last did."""
+    new, old = opened(draft.state), opened(live.state)
+    assert new is not None
+    head, rule, load = folded(new), draft.rule, live.spark.read.format("delta").load  # in the session that commits
+    rows = load(draft.state)
+    if old and kept and kept.keys == rule.keys:
+        before = load(live.state).alias("l")
+        on = " AND ".join(f"d.{quoted(k)} = l.{quoted(k)}" for k in rule.keys)
+        at = f"CASE WHEN l.{quoted(next(iter(rule.keys)))} IS NOT NULL AND {_same(kept, rule)} THEN l.changed_at ELSE d.changed_at END"
+        made = (f"{at} AS changed_at" if c == "changed_at" else f"d.{quoted(c)}" for c in rule.state_columns)
+        rows = rows.alias("d").join(before, F.expr(on), "left").selectExpr(*made)
+    counts = metadata(draft.state, "unkeyed") or {"unkeyed": 0, "late": 0}
+    properties = {**state_properties(rule), GENERATION: str(generation(old) + 1 if old else 1)}
+    with live.committing(head or 0, counts, raised=1):
+        replace(rows, live.state, properties)
+
+
+def texts(found: Difference) -> list[str]:
+    """The difference in lines for people."""
+    lines = [f"{found.store}: {found.rule or 'the same rule'}"]
+    lines.append(f"{found.added} added, {found.gone} gone, {found.changed} changed, {found.same} the same")
+    if found.position is None:
+        lines.append("(compared with newer events: the changelog at the live state's position is gone)")
+    for kind, rows in found.samples.items():
+        for row in rows:
+            key = "/".join(str(v) for k, v in row.items() if k not in ("was", "is"))
+            values = {"added": "{is}", "gone": "{was}", "changed": "{was} → {is}"}[kind]
+            lines.append(f"  {kind:8}{key}: {values.format(**row)}")
+    return lines
