@@ -15,7 +15,7 @@ JAVA_FITS := $(JAVA) --add-modules jdk.incubator.vector -version 2>&1 | \
 AS_ROOT := $$([ "$$(id -u)" = 0 ] || echo sudo -n)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint clean
+.PHONY: help install demo test law lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -57,6 +57,9 @@ demo: install ## Kafka, simulated agents and tills, the jobs and the API, until 
 
 test: lint ## lint, then all tests
 	@$(BIN)/python -m pytest
+
+law: install ## the law at its full size: 500 examples a store, a million events
+	@LAW_EXAMPLES=500 LAW_EVENTS=1000000 $(BIN)/python -m pytest tests/test_law.py tests/test_million.py
 
 lint: install ## ruff and mypy
 	@$(BIN)/ruff check .

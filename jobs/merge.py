@@ -32,11 +32,18 @@ from jobs.rules import rule_of
 from jobs.session import fresh
 from statehouse.config import Config, Store, milliseconds
 from statehouse.errors import FeedLost, StatehouseError
-from statehouse.fold import quoted
+from statehouse.fold import literal, quoted
 from statehouse.tables import application, folded, generation, metadata, opened, position, table
 
 # What Spark and Delta say of a version whose log or whose files are gone.
-GONE = ("FILE_NOT_EXIST", "DELTA_VERSION_NOT_FOUND", "DELTA_LOG_FILE_NOT_FOUND", "DELTA_CHANGE_DATA_FILE_NOT_FOUND")
+GONE = (
+    "FILE_NOT_EXIST",
+    "DELTA_VERSION_NOT_FOUND",
+    "DELTA_LOG_FILE_NOT_FOUND",
+    "DELTA_CHANGE_DATA_FILE_NOT_FOUND",
+    "DELTA_TRUNCATED_TRANSACTION_LOG",
+    "Could not find any delta files",
+)
 
 
 @dataclass(frozen=True)
@@ -125,14 +132,18 @@ class Merge:
         return self._filled(feed.load(self.changelog).where("_change_type = 'insert'"))
 
     def _filled(self, rows: DataFrame) -> DataFrame:
-        """A column that the stream has gained, in rows from before: taken from the payload where that was kept."""
-        columns = [c for c in rows.columns if not c.startswith("_change") and not c.startswith("_commit")]
-        gained = set(columns[columns.index("_payload") + 1 :])  # new columns come after the system's own
+        """A column that the stream has gained, in rows from before: taken from the payload where that was kept, else null.
+
+        Such a column comes after the system's own, or is not there yet at the version that is read.
+        """
+        names = [c.lower() for c in rows.columns]
+        old = names[: names.index("_payload")]
         for column in self.config.streams[self.store.stream].columns:
-            if column.name in gained:
+            if column.name.lower() not in old:
                 name = quoted(column.name)
-                payload = f"from_json(_payload, '{name} {column.type}').{name}"
-                rows = rows.withColumn(column.name, F.expr(f"coalesce({name}, {payload})"))
+                known = f"{name}, " if column.name.lower() in names else ""
+                payload = f"from_json(_payload, {literal(f'{name} {column.type}')}).{name}"
+                rows = rows.withColumn(column.name, F.expr(f"coalesce({known}{payload})"))
         return rows
 
     def _sql(self, query: str, **views: DataFrame) -> DataFrame:

@@ -219,9 +219,9 @@ class Rule:
         standing = events
         if reducer.additive and resets:  # a windowed store's resets are of the key
             of = self._key_list(windows=False)
-            standing = f"""(SELECT e.* FROM {events} AS e LEFT JOIN
-    (SELECT {of}, max(_order) AS _cut FROM {events} WHERE _reset GROUP BY {of}) AS r USING ({of})
-    WHERE r._cut IS NULL OR e._order >= r._cut)"""
+            standing = f"""(SELECT _e.* FROM {events} AS _e LEFT JOIN
+    (SELECT {of}, max(_order) AS _cut FROM {events} WHERE _reset GROUP BY {of}) AS _r USING ({of})
+    WHERE _r._cut IS NULL OR _e._order >= _r._cut)"""
         if not reducer.written:
             return f"\n  SELECT {keys}, {folds}, {cut} AS reset FROM {standing} GROUP BY {keys}"
         # A user's aggregates see values only, and under plain names.
@@ -231,7 +231,7 @@ class Rule:
             return f"\n  SELECT *, CAST(NULL AS {ORDER}) AS reset FROM ({values})"
         return f"""
   SELECT {keys}, {", ".join(map(quoted, reducer.fold))}, _cut AS reset
-  FROM (SELECT {keys}, {cut} AS _cut FROM {events} GROUP BY {keys}) AS r LEFT JOIN ({values}) AS v USING ({keys})"""
+  FROM (SELECT {keys}, {cut} AS _cut FROM {events} GROUP BY {keys}) AS _r LEFT JOIN ({values}) AS _v USING ({keys})"""
 
     def spread(self, rows: str, state: str | None, tombstones: str | None) -> str:
         """The folded rows, with the purge of a key as the reset of each of its windows: of those in ``rows`` and, where
@@ -244,12 +244,12 @@ class Rule:
         remembered = f" UNION ALL SELECT {of}, reset FROM {tombstones} WHERE window_start IS NULL" if tombstones else ""
         nothing = ", ".join(f"CAST(NULL AS {t}) AS {quoted(c)}" for c, t in {**self.own, "reset": ORDER}.items())
         others = f"""
-    UNION ALL SELECT {self._key_list("s.")}, {nothing} FROM {state} AS s
-      JOIN (SELECT DISTINCT {of} FROM ({purges})) AS q USING ({of})
-      LEFT JOIN (SELECT {keys}, TRUE AS _new FROM {rows}) AS r USING ({keys}) WHERE _new IS NULL"""
+    UNION ALL SELECT {self._key_list("_s.")}, {nothing} FROM {state} AS _s
+      JOIN (SELECT DISTINCT {of} FROM ({purges})) AS _q USING ({of})
+      LEFT JOIN (SELECT {keys}, TRUE AS _new FROM {rows}) AS _r USING ({keys}) WHERE _new IS NULL"""
         return f"""(SELECT {keys}, {own}, greatest(reset, _purged) AS reset
-    FROM (SELECT {keys}, {own}, reset FROM {rows}{others if state else ""}) AS n
-    LEFT JOIN (SELECT {of}, max(reset) AS _purged FROM ({purges}{remembered}) GROUP BY {of}) AS p USING ({of}))"""
+    FROM (SELECT {keys}, {own}, reset FROM {rows}{others if state else ""}) AS _n
+    LEFT JOIN (SELECT {of}, max(reset) AS _purged FROM ({purges}{remembered}) GROUP BY {of}) AS _p USING ({of}))"""
 
     def combine(self, rows: str, state: str, tombstones: str | None, again: bool = False) -> str:
         """The new rows of the keys in ``rows``: the state's columns, ``_present``, ``_here`` (the state has the
@@ -260,11 +260,11 @@ class Rule:
 
         def older(column: str, kind: str) -> str:
             remembered = (
-                f"t.{quoted(column)}" if tombstones and column in self.tombstone_columns else f"CAST(NULL AS {kind})"
+                f"_t.{quoted(column)}" if tombstones and column in self.tombstone_columns else f"CAST(NULL AS {kind})"
             )
             if again:
                 return f"CAST(NULL AS {kind})"
-            return f"CASE WHEN s.{first} IS NOT NULL THEN s.{quoted(column)} ELSE {remembered} END"
+            return f"CASE WHEN _s.{first} IS NOT NULL THEN _s.{quoted(column)} ELSE {remembered} END"
 
         def struct(make: dict[str, str]) -> str:
             return "struct(" + ", ".join(f"{e} AS {quoted(c)}" for c, e in make.items()) + ")"
@@ -276,29 +276,30 @@ class Rule:
         combined = ", ".join(f"{self._fill(reducer.combine[c])} AS {quoted(c)}" for c in own)
         results = {"value": self._fill(reducer.value), **{c: quoted(c) for c in own if c != "value"}}
         joined = (
-            f"LEFT JOIN {self._latest_tombstones(tombstones)} AS t USING ({keys})" if tombstones and not again else ""
+            f"LEFT JOIN {self._latest_tombstones(tombstones)} AS _t USING ({keys})" if tombstones and not again else ""
         )
+        # Aliases begin with '_', and the key is packed while there are `a` and `b`: a column may have any other name.
         return f"""
-  SELECT {keys}, {", ".join(f"{e} AS {quoted(c)}" for c, e in results.items())},
+  SELECT {self._key_list("_key.")}, {", ".join(f"{e} AS {quoted(c)}" for c, e in results.items())},
     {self._fill(reducer.event_time)} AS event_time,
     CASE WHEN _here AND _old <=> {self._fill(reducer.value)} THEN _old_changed ELSE current_timestamp() END AS changed_at,
     reset, coalesce({self._fill(reducer.present)}, FALSE) AS _present, _here, _conflict
-  FROM (SELECT {keys}, {combined}, _reset AS reset, _conflict, _old, _old_changed, _here
-    FROM (SELECT {keys}, {pruned("a")} AS a, {pruned("b")} AS b, _reset, _old, _old_changed, _here,
+  FROM (SELECT _key, {combined}, _reset AS reset, _conflict, _old, _old_changed, _here
+    FROM (SELECT _key, {pruned("a")} AS a, {pruned("b")} AS b, _reset, _old, _old_changed, _here,
         {split if reducer.additive else "FALSE"} AS _conflict
-      FROM (SELECT {self._key_list("n.")}, {struct({c: older(c, k) for c, k in own.items()})} AS a,
-          {struct({c: f"n.{quoted(c)}" for c in own})} AS b,
-          greatest({older("reset", ORDER)}, n.reset) AS _reset,
-          s.value AS _old, s.changed_at AS _old_changed, s.{first} IS NOT NULL AS _here
-        FROM {rows} AS n LEFT JOIN {state} AS s USING ({keys}) {joined})))"""
+      FROM (SELECT {struct({k: f"_n.{quoted(k)}" for k in self.keys})} AS _key,
+          {struct({c: older(c, k) for c, k in own.items()})} AS a, {struct({c: f"_n.{quoted(c)}" for c in own})} AS b,
+          greatest({older("reset", ORDER)}, _n.reset) AS _reset,
+          _s.value AS _old, _s.changed_at AS _old_changed, _s.{first} IS NOT NULL AS _here
+        FROM {rows} AS _n LEFT JOIN {state} AS _s USING ({keys}) {joined})))"""
 
     def _latest_tombstones(self, tombstones: str) -> str:
         """A key's latest tombstone says all that the earlier ones did: each was made from the row before it."""
         columns = [c for c in self.tombstone_columns if c not in self.keys and c not in ("position", "log_time")]
         made = ", ".join(f"{quoted(c)} AS {quoted(c)}" for c in columns)
-        back = ", ".join(f"_t.{quoted(c)} AS {quoted(c)}" for c in columns)
+        back = ", ".join(f"_last_one.{quoted(c)} AS {quoted(c)}" for c in columns)
         return f"""(SELECT {self._key_list()}, {back} FROM (SELECT {self._key_list()},
-      max_by(struct({made}), position) AS _t FROM {tombstones} GROUP BY {self._key_list()}))"""
+      max_by(struct({made}), position) AS _last_one FROM {tombstones} GROUP BY {self._key_list()}))"""
 
     def remembered(self) -> str:
         """The memory columns of a row that is absent now, as a select list for the tombstones."""

@@ -38,6 +38,7 @@ stores:
   pairs: {{stream: sales, key: [customer, till], value: amount, reduce: sum}}
   names: {{stream: sales, key: [customer, "tags[0] AS tag"], value: amount, reduce: sum}}
   days: {{stream: sales, key: day, value: amount, reduce: max}}
+  hours: {{stream: sales, key: customer, value: amount, window: 1 hour, reduce: sum}}
 """
 KINDS = {
     "status": (("STRING",), "STRING"),
@@ -49,6 +50,7 @@ KINDS = {
     "pairs": (("STRING", "INT"), "DECIMAL(12,2)"),
     "names": (("STRING", "STRING"), "DECIMAL(12,2)"),
     "days": (("DATE",), "DECIMAL(12,2)"),
+    "hours": (("STRING",), "DECIMAL(12,2)"),
 }
 MOMENT = dt.datetime(2026, 3, 1, 12, 30, 0, 250000, tzinfo=dt.timezone.utc)
 MOMENT_TEXT = "2026-03-01T12:30:00.250000Z"

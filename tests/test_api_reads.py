@@ -70,6 +70,10 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     pairs = [("a/b", 1), ("a", 1), ("a", 2), ("a", 10), ("", 0), ("b", -1)]
     State(config, "pairs").write(3, *({"customer": c, "till": t, "value": Decimal(t)} for c, t in pairs))
     State(config, "names").write(3, {"customer": "a/b", "tag": "x%2Fy", "value": Decimal("0.10")})
+    hours = [(key, MOMENT.replace(minute=0, hour=h, microsecond=0)) for key in ("a", "b") for h in (13, 12)]
+    State(config, "hours").write(
+        3, *({"key": k, "window_start": w, "value": Decimal(w.hour), "total": Decimal(1)} for k, w in hours)
+    )
     State(config, "days").write(3, {"key": dt.date(2026, 3, 1), "value": Decimal("5.00")})
     return config
 
@@ -310,3 +314,23 @@ def test_nested_values(tmp_path: Path) -> None:
     rows = app.test_client().get("/stores/tagged/keys").get_json()["rows"]
     app.extensions["statehouse"].replica.stop()
     assert [r["value"] for r in rows] == [['x"y', None, "é"], []]
+
+
+def test_a_windowed_store_has_a_row_for_each_key_and_window(client: FlaskClient) -> None:
+    found = client.get("/stores/hours/keys/a").get_json()
+    assert found["key"] == "a" and found["position"] == 3
+    starts = ["2026-03-01T12:30:00Z".replace("12:30", h) for h in ("12:00", "13:00")]
+    assert [(w["window_start"][:19] + "Z", w["value"]) for w in found["windows"]] == [(starts[0], 12), (starts[1], 13)]
+    problem(client.get("/stores/hours/keys/c"), 404, "unknown-key")
+    rows, cursor = [], ""
+    while cursor is not None:  # a page ends between two windows of a key
+        page = client.get("/stores/hours/keys", query_string={"limit": 3, "cursor": cursor}).get_json()
+        rows, cursor = rows + page["rows"], page["cursor"]
+    assert [(r["key"], r["value"]) for r in rows] == [("a", 12), ("a", 13), ("b", 12), ("b", 13)]
+    assert "window_start" in client.get("/stores/hours").get_json()["columns"]
+
+
+def test_a_window_cannot_be_set(client: FlaskClient) -> None:
+    refused = client.put("/stores/hours/keys/a", json={"value": 1})
+    problem(refused, 405, "windowed-store")
+    assert refused.headers["Allow"] == "GET, HEAD, DELETE"

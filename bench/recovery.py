@@ -1,0 +1,75 @@
+"""How long a recovery takes, and how much memory: `python -m bench.recovery [EVENTS] [KEYS]`.
+
+A Parquet file of random events is loaded and merged, then the store is recovered; each command is a process of its own,
+whose tree's resident memory is looked at ten times a second (`/proc`, so Linux only).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import duckdb
+
+CONFIG = """root: ./lake
+streams:
+  s: {topic: t, schema: "key STRING, agent STRING, value STRING, n BIGINT, ts TIMESTAMP", time: ts}
+stores:
+  total: {stream: s, key: key, value: n, reduce: sum}
+"""
+
+
+def resident(pid: int) -> int:
+    """Bytes of resident memory of a process and its descendants."""
+    parents: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents.setdefault(int(fields[1]), []).append(int(stat.parent.name))
+    family, total = [pid], 0
+    while family:
+        one = family.pop()
+        family += parents.get(one, [])
+        try:
+            total += int(Path(f"/proc/{one}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        except OSError:
+            continue
+    return total
+
+
+def measured(folder: Path, *words: str) -> str:
+    """Run a subcommand; its name, seconds and peak of memory."""
+    began, peak = time.monotonic(), 0
+    with (folder / "log").open("ab") as log:
+        process = subprocess.Popen([sys.executable, "-m", "statehouse.cli", *words], cwd=folder, stdout=log, stderr=log)
+        while process.poll() is None:
+            peak = max(peak, resident(process.pid))
+            time.sleep(0.1)
+    if process.returncode:
+        raise SystemExit((folder / "log").read_text()[-3000:])
+    return f"statehouse {' '.join(words):28} {time.monotonic() - began:6.0f} s, peak {peak / 2**30:.2f} GiB"
+
+
+def main(events: int = 5_000_000, keys: int = 1_000_000) -> None:
+    """Print a line for each command."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "statehouse.yaml").write_text(CONFIG)
+        duckdb.sql(f"""
+            COPY (SELECT 'key-' || (hash(i) % {keys}) AS key, 'agent-' || (i % 7) AS agent, 'v' || (i % 5) AS value,
+                CAST(hash(i, 1) % 1000 AS BIGINT) AS n, TIMESTAMPTZ '2024-01-01 00:00:00+00' + to_seconds(i) AS ts
+            FROM range({events}) AS t(i)) TO '{folder}/old.parquet'""")
+        print(f"{events} events, {keys} keys, load average {os.getloadavg()[0]:.1f}")
+        for words in (("load", "s", "old.parquet"), ("merge", "--once"), ("recover", "total")):
+            print(measured(folder, *words), flush=True)
+        print((folder / "log").read_text().splitlines()[-2:])
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,191 @@
+"""Events in a random order, in random batches, through a real Kafka and `statehouse run` processes that are killed, against
+one run in the order of events: the same states, row for row, and the oracle's.
+
+`make law` does it with a million events, twenty batches and five kills; `make test` with fewer of each.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from pyspark.sql import functions as F
+
+from jobs.recover import recover
+from statehouse import kafka
+from statehouse.config import load
+from statehouse.tables import metadata
+from tests.oracle import fold, windowed
+from tests.records import control, iso, payload, wait
+from tests.test_bookings import statehouse
+
+EVENTS = int(os.environ.get("LAW_EVENTS", "20000"))
+BATCHES, KILLS = (20, 5) if EVENTS >= 1_000_000 else (4, 1)
+T0 = 1_700_000_000_000  # milliseconds, as Kafka's own times; each event has one of its own, so that no two tie
+HOUR = 3_600_000
+CONFIG = """root: ./lake
+kafka:
+  bootstrap.servers: {bootstrap}
+merge_every: 1 second
+streams:
+  s:
+    topic: {topic}
+    schema: key STRING, agent STRING, value STRING, n BIGINT, ts TIMESTAMP
+    time: ts
+stores:
+  last: {{stream: s, key: key, value: value, reduce: latest}}
+  votes: {{stream: s, key: key, agent: agent, value: value, reduce: majority}}
+  total: {{stream: s, key: key, value: n, reduce: sum}}
+  hours: {{stream: s, key: key, value: n, window: 1 hour, reduce: max}}
+"""
+REDUCE = {"last": ("latest", "value"), "votes": ("majority", "value"), "total": ("sum", "n"), "hours": ("max", "n")}
+
+
+def drawn(seed):
+    """The events in their order: (time, operation, key, agent, value, n)."""
+    dice = random.Random(seed)
+    keys, step = max(10, EVENTS // 50), max(1, 6 * HOUR // EVENTS)
+    for number in range(EVENTS):
+        op = dice.choices(("report", "purge", "set"), (97, 1, 2))[0]
+        value = dice.choice("abcd") if dice.random() < 0.97 else None
+        yield T0 + number * step, op, f"k{dice.randrange(keys)}", dice.choice("pqrs"), value, dice.randrange(-9, 10)
+
+
+def send(producer, topic, event, partition):
+    time_ms, op, key, agent, value, n = event
+    body = headers = None
+    if op == "report":
+        body = {"key": key, "agent": agent, "value": value, "n": n, "ts": iso(time_ms * 1000)}
+    elif op == "set":
+        body, headers = {"value": n}, control("set", "total")
+    while True:
+        try:
+            producer.produce(
+                topic, key=key, value=payload(body), headers=headers or {}, timestamp=time_ms, partition=partition
+            )
+            return
+        except BufferError:
+            producer.poll(0.1)
+
+
+def producer_of(bootstrap):
+    from confluent_kafka import Producer
+
+    return Producer({"bootstrap.servers": bootstrap, "log_level": 0, "enable.idempotence": True, "linger.ms": 50})
+
+
+def lake_of(folder, bootstrap, topic):
+    folder.mkdir()
+    (folder / "statehouse.yaml").write_text(CONFIG.format(bootstrap=bootstrap, topic=topic))
+    config = load(folder / "statehouse.yaml", {})
+    kafka.create_topic(config.kafka, topic)
+    return config
+
+
+def shuffled_and_killed(folder, config, events, dice):
+    """The first lake: batch after batch is sent and ingested, and in some of them the process is killed."""
+    shuffled = dice.sample(events, len(events))
+    cuts = [0, *sorted(dice.sample(range(1, EVENTS), BATCHES - 1)), EVENTS]
+    fatal = set(dice.sample(range(BATCHES), KILLS))
+    producer = producer_of(config.kafka["bootstrap.servers"])
+    command = [sys.executable, "-m", "statehouse.cli", "run"]
+    process, killed = None, 0
+    with open(folder / "run.log", "ab") as log:
+        for number in range(BATCHES):
+            process = process or subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+            for event in shuffled[cuts[number] : cuts[number + 1]]:
+                send(producer, config.streams["s"].topic, event, dice.randrange(2))
+            assert producer.flush(120) == 0
+            if number in fatal:
+                time.sleep(dice.uniform(0.1, 12))  # anywhere from its start to well into the merges
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+                process, killed = None, killed + 1
+                if killed == 1:
+                    shutil.rmtree(f"{config.root}/_checkpoints", ignore_errors=True)
+                continue
+
+            def ingested(sent=cuts[number + 1], process=process):
+                assert process.poll() is None, (folder / "run.log").read_text()[-3000:]
+                kept = metadata(f"{config.root}/changelog/s", "offsets")
+                return kept and sum(kept["offsets"].values()) == sent
+
+            wait(ingested, 300, 0.2, "the batch in the changelog")
+        if process:
+            process.terminate()
+            assert process.wait(120) == 0
+    assert killed == KILLS
+    statehouse(folder, "run", "--once")
+
+
+def comparable(spark, config, store):
+    """A state's rows without what is outside the law, and with orders as times: the coordinates differ between the topics,
+    and no two events have the same time."""
+    rows = spark.read.format("delta").load(f"{config.root}/state/{store}").drop("changed_at")
+    made = []
+    for field in rows.schema:
+        if field.dataType.simpleString() == "decimal(38,0)" and field.name in ("reset", "_first", "_last"):
+            made.append(F.expr(f"CAST({field.name} / 100000000000000000000 AS BIGINT) AS {field.name}"))
+        elif field.name == "reports":
+            made.append(F.expr("array_sort(transform(map_entries(reports), r -> struct(r.key, r.value.value, r.value.event_time))) AS reports"))  # fmt: skip
+        else:
+            made.append(F.col(field.name))
+    return rows.select(*made)
+
+
+def right(events, store):
+    """The oracle's values."""
+    name, column = REDUCE[store]
+    keys = {}
+    for time_ms, op, key, agent, value, n in events:
+        if op != "set" or store == "total":
+            event = {
+                "op": op,
+                "agent": agent,
+                "value": value if column == "value" else n,
+                "order": (time_ms * 1000, 0, 0),
+            }
+            keys.setdefault(key, []).append(event)
+    if store == "hours":
+        found = {k: windowed(name, e, HOUR * 1000, HOUR * 1000) for k, e in keys.items()}
+        return {(k, start): value for k, w in found.items() for start, (value, _) in w.items()}
+    found = {k: fold(name, e) for k, e in keys.items()}
+    return {k: value[0] for k, value in found.items() if value}
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+def test_random_order_batches_and_kills_give_the_same_rows_as_one_run_in_order(broker, spark, tmp_path):
+    seed = random.randrange(10**9)
+    print(f"seed {seed}")
+    dice, events = random.Random(seed), list(drawn(seed))
+    one = lake_of(tmp_path / "one", broker.bootstrap, f"ordered-{os.getpid()}")
+    producer = producer_of(broker.bootstrap)
+    for event in events:
+        send(producer, one.streams["s"].topic, event, dice.randrange(2))
+    assert producer.flush(120) == 0
+    statehouse(tmp_path / "one", "run", "--once")
+    other = lake_of(tmp_path / "other", broker.bootstrap, f"shuffled-{os.getpid()}")
+    shuffled_and_killed(tmp_path / "other", other, events, dice)
+    for config in (one, other):
+        assert spark.read.format("delta").load(f"{config.root}/changelog/s").count() == EVENTS, "each event once"
+    for store in REDUCE:
+        a, b = comparable(spark, one, store), comparable(spark, other, store)
+        assert a.count() == b.count() > 0
+        assert a.exceptAll(b).count() == b.exceptAll(a).count() == 0, store
+        start = "unix_micros(window_start)" if store == "hours" else "CAST(NULL AS BIGINT)"
+        table = spark.read.format("delta").load(f"{other.root}/state/{store}").selectExpr("key", start, "value")
+        found = {r[0] if r[1] is None else (r[0], r[1]): r[2] for r in table.collect()}
+        assert found == right(events, store), store
+    for store in REDUCE:  # and folded anew from the changelog they are what they were
+        before = comparable(spark, other, store).localCheckpoint()
+        found = recover(spark, other, other.stores[store])
+        assert (found.added, found.gone, found.changed, found.swapped) == (0, 0, 0, True)
+        after = comparable(spark, other, store)
+        assert before.exceptAll(after).count() == after.exceptAll(before).count() == 0, store

@@ -1,0 +1,352 @@
+"""States folded anew: identical rows, a changed rule's difference as the oracle predicts it, and no harm by interruption."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from jobs import lake as tables_of
+from jobs import recover as recovery
+from jobs.ingest import Ingest
+from jobs.merge import Merge
+from jobs.recover import recover
+from jobs.run import catch_up
+from statehouse.config import load, rule_file
+from statehouse.errors import DefinitionChanged, FeedLost
+from statehouse.status import store_status
+from statehouse.tables import generation, opened, position
+from tests.oracle import fold, windowed
+from tests.records import SCHEMA, control, iso, record, rows
+
+T0 = 1_700_000_000_000_000
+CONFIG = """
+tombstones: {tombstones}
+streams:
+  s:
+    topic: t
+    schema: key STRING, agent STRING, n BIGINT, ts TIMESTAMP
+    time: ts
+stores:
+  total: {{stream: s, key: key, value: n, reduce: sum{where}}}
+  votes: {{stream: s, key: key, agent: agent, value: n % 3, reduce: majority}}
+  hours: {{stream: s, key: key, value: n, window: 1 hour, reduce: count}}
+"""
+
+
+def written(lake, where="", tombstones="7 days"):
+    """The configuration; ``where`` changes the rule of ``total``."""
+    return lake(CONFIG.format(where=f', where: "{where}"' if where else "", tombstones=tombstones))
+
+
+def drawn(seed, count=120, partition=0, first=0):
+    """Random events: the records, and each as the oracle wants it, with its key and the stores that it is for."""
+    dice, records, events = random.Random(seed), [], []
+    for offset in range(first, first + count):
+        key, agent, n = f"k{dice.randrange(9)}", dice.choice("pqr"), dice.randrange(-5, 6)
+        time, kind = T0 + dice.randrange(4 * 3600) * 1_000_000, dice.random()
+        op, stores, body, headers = "report", ("total", "votes", "hours"), None, None
+        if kind < 0.05:
+            op = "purge"
+        elif kind < 0.1:
+            op, stores, body, headers = "set", ("total",), {"value": n}, control("set", "total")
+        else:
+            body = {"key": key, "agent": agent, "n": n, "ts": iso(time)}
+        records.append(record("t", partition, offset, time, key, body, headers))
+        events.append((key, stores, {"op": op, "agent": agent, "n": n, "order": (time, partition, offset)}))
+    return records, events
+
+
+def right(events, store, where=lambda event: True):
+    """The oracle's values: by key, or by key and the start of the window."""
+    keys = {}
+    for key, stores, event in events:
+        if store in stores and (event["op"] != "report" or where(event)):
+            value = event["n"] if store != "votes" else int(abs(event["n"]) % 3 * (1 if event["n"] > 0 else -1))
+            keys.setdefault(key, []).append({**event, "value": value})
+    if store == "hours":
+        hour = 3_600_000_000
+        found = {k: windowed("count", e, hour, hour) for k, e in keys.items()}
+        return {(k, start): value for k, w in found.items() for start, (value, _) in w.items()}
+    found = {k: fold({"total": "sum", "votes": "majority"}[store], e) for k, e in keys.items()}
+    return {k: value[0] for k, value in found.items() if value}
+
+
+def state(spark, config, store):
+    """The live state by key (and window), as the oracle gives it."""
+    epoch = dt.datetime(1970, 1, 1)
+    table = rows(spark, f"{config.root}/state/{store}")
+    if store == "hours":
+        return {(r["key"], (r["window_start"] - epoch) // dt.timedelta(microseconds=1)): r["value"] for r in table}
+    return {r["key"]: r["value"] for r in table}
+
+
+def whole(spark, config, store):
+    """Every row with every column, in an order."""
+    return sorted(rows(spark, f"{config.root}/state/{store}"), key=lambda r: (r["key"], str(r.get("window_start"))))
+
+
+def merged(spark, config, *stores):
+    for store in stores or config.stores:
+        Merge(spark, config, config.stores[store]).round()
+
+
+def more(spark, config, records, *stores):
+    """Some more records, merged."""
+    Ingest(spark, config, config.streams["s"]).batch(spark.createDataFrame(records, SCHEMA))
+    merged(spark, config, *stores)
+
+
+BATCHES, COUNT = 3, 181  # of the lake that most tests begin with
+
+
+@pytest.fixture(scope="module")
+def base(spark, tmp_path_factory):
+    """A lake of random events, merged in batches, to be copied; and the events. The key `gone` is purged."""
+    folder, known = tmp_path_factory.mktemp("base"), []
+    (folder / "statehouse.yaml").write_text("root: ./lake\n" + CONFIG.format(where="", tombstones="7 days"))
+    config = load(folder / "statehouse.yaml", {})
+    ingest = Ingest(spark, config, config.streams["s"])
+    for batch in range(BATCHES):
+        records, events = drawn(1 + batch, 60, first=60 * batch)
+        known += events
+        if batch == BATCHES - 1:
+            records.append(record("t", 0, COUNT - 1, T0 + 10**12, "gone", None))
+        ingest.batch(spark.createDataFrame(records, SCHEMA))
+        merged(spark, config)
+    return folder / "lake", known
+
+
+@pytest.fixture
+def filled(lake, base):
+    """A copy of that lake: its configuration, and the events."""
+    config = written(lake)
+    shutil.copytree(base[0], config.root)
+    return config, base[1]
+
+
+@pytest.mark.slow
+def test_a_recovered_state_has_identical_rows_and_goes_on(spark, filled):
+    config, events = filled
+    before = {store: whole(spark, config, store) for store in config.stores}
+    for store in config.stores.values():
+        found = recover(spark, config, store)
+        assert (found.added, found.gone, found.changed, found.swapped) == (0, 0, 0, True)
+        assert found.same == len(before[store.name]) and found.position == BATCHES and found.rule == ""
+        assert whole(spark, config, store.name) == before[store.name], "row for row, changed_at included"
+        table = opened(f"{config.root}/state/{store.name}")
+        assert generation(table) == 1 and position(table.table_uri) == BATCHES
+    assert not Path(config.root, "_recover", "total").exists()
+    records, new = drawn(99, first=COUNT)
+    more(spark, config, records)
+    for store in config.stores:
+        assert state(spark, config, store) == right(events + new, store)
+
+
+@pytest.mark.slow
+def test_a_changed_rule_is_refused_compared_and_swapped(spark, lake, filled, tmp_path):
+    config, events = filled
+    before = whole(spark, config, "total")
+    changed = written(lake, "n > 0")
+    with pytest.raises(DefinitionChanged, match="'statehouse recover total --swap' makes that the state"):
+        Merge(spark, changed, changed.stores["total"]).round()
+    old, new = right(events, "total"), right(events, "total", lambda event: event["n"] > 0)
+    found = recover(spark, changed, changed.stores["total"])
+    assert not found.swapped and "where: None → 'n > 0'" in found.rule
+    assert (found.added, found.gone) == (len(new.keys() - old.keys()), len(old.keys() - new.keys()))
+    assert found.changed == sum(old[k] != new[k] for k in old.keys() & new.keys()) > 0
+    assert found.same == sum(old[k] == new[k] for k in old.keys() & new.keys())
+    for row in found.samples["changed"]:
+        assert (row["was"], row["is"]) == (old[row["key"]], new[row["key"]])
+    assert whole(spark, config, "total") == before, "nothing is changed by looking"
+    records, later = drawn(7, first=COUNT)
+    more(spark, config, records, "total")  # the live state goes on meanwhile, under the old rule
+    (tmp_path / "rule.yaml").write_text("stream: s\nkey: key\nvalue: n\nreduce: sum\nwhere: n > 0\n")
+    rule = rule_file(tmp_path / "rule.yaml", config, "total")
+    assert recover(spark, config, rule, swap=True).swapped
+    assert state(spark, config, "total") == right(events + later, "total", lambda event: event["n"] > 0)
+    with pytest.raises(DefinitionChanged):
+        Merge(spark, config, config.stores["total"]).round()
+    records, last = drawn(8, first=COUNT + 120)
+    more(spark, changed, records, "total")
+    assert state(spark, config, "total") == right(events + later + last, "total", lambda event: event["n"] > 0)
+
+
+STEPS = {
+    # where it is interrupted: (module, function, before or after, whether the state is the new one by then)
+    "before the draft": (Merge, "round", "before", False),
+    "after the draft": (Merge, "round", "after", False),
+    "after the comparison": (recovery, "_difference", "after", False),
+    "before the swap": (recovery, "replace", "before", False),
+    "after the swap": (recovery, "replace", "after", True),
+    "before the tombstones": (tables_of, "replace", "before", True),
+    "after the tombstones": (tables_of, "replace", "after", True),
+    "after the draft is gone": (tables_of, "remove", "after", True),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", STEPS)
+def test_interrupted_anywhere_the_state_is_as_before_or_the_new_one(spark, lake, filled, monkeypatch, step):
+    config, events = filled
+    before = whole(spark, config, "total")
+    changed = written(lake, "n > 0")
+    module, function, when, swapped = STEPS[step]
+    work = getattr(module, function)
+
+    def dies(*arguments, **options):
+        if when == "after":
+            work(*arguments, **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(module, function, dies)
+        with pytest.raises(KeyboardInterrupt):
+            recover(spark, changed, changed.stores["total"], swap=True)
+    new = right(events, "total", lambda event: event["n"] > 0)
+    if swapped:
+        assert state(spark, config, "total") == new
+    else:
+        assert whole(spark, config, "total") == before
+        merged(spark, config, "total")  # goes on as if nothing had been
+        assert recover(spark, changed, changed.stores["total"], swap=True).swapped
+    late = {"key": "gone", "n": 1, "ts": iso(T0 + 5)}
+    more(
+        spark, changed, [record("t", 0, 61, T0, "gone", late)]
+    )  # older than its purge: the tombstones are the new ones
+    assert state(spark, config, "total") == new
+
+
+MERGE_STEPS = ("slice", "_rows", "_again", "_remember", "_merge")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_merge_interrupted_between_any_two_steps_and_tried_again(spark, lake, monkeypatch, when):
+    config, known = written(lake), []
+    stores = [config.stores["total"], config.stores["hours"]]
+    ingest = Ingest(spark, config, config.streams["s"])
+    reached = set()
+    for number, step in enumerate((None, *MERGE_STEPS)):
+        records, events = drawn(20 + number, 80, first=80 * number)
+        known += events
+        ingest.batch(spark.createDataFrame(records, SCHEMA))
+        for store in stores:
+            merge = Merge(spark, config, store)
+            if step:
+                work = getattr(Merge, step)
+
+                def dies(*arguments, work=work, step=step):
+                    reached.add(step)
+                    if when == "after":
+                        work(*arguments)
+                    raise KeyboardInterrupt
+
+                with monkeypatch.context() as interrupted:
+                    interrupted.setattr(Merge, step, dies)
+                    try:
+                        merge.round()
+                    except KeyboardInterrupt:
+                        merge = Merge(spark, config, store)
+            merge.round()
+    assert reached == set(MERGE_STEPS), "each step was reached"
+    for store in stores:
+        assert state(spark, config, store.name) == right(known, store.name)
+
+
+def _compacted(spark, config):
+    """The changelog after maintenance: one file, the old ones deleted, the old log entries gone."""
+    path = f"{config.root}/changelog/s"
+    spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.checkpointInterval' = '1')")
+    spark.sql(f"OPTIMIZE delta.`{path}`")
+    spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+    try:
+        spark.sql(f"VACUUM delta.`{path}` RETAIN 0 HOURS")
+    finally:
+        spark.conf.unset("spark.databricks.delta.retentionDurationCheck.enabled")
+    log = Path(path, "_delta_log")
+    kept = max(log.glob("*.checkpoint.parquet")).name.split(".")[0]
+    for file in [*log.glob("*.json"), *log.glob("*.crc"), *log.glob(".*.crc")]:
+        if file.name.lstrip(".").split(".")[0] < kept:
+            file.unlink(missing_ok=True)
+    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+
+
+@pytest.mark.slow
+def test_a_compacted_changelog_whose_old_log_is_gone_folds_to_the_same(spark, filled):
+    config, events = filled
+    before = {store: whole(spark, config, store) for store in config.stores}
+    behind, new = drawn(50, first=COUNT)
+    Ingest(spark, config, config.streams["s"]).batch(spark.createDataFrame(behind, SCHEMA))
+    Merge(spark, config, config.stores["votes"]).round()  # the other two are behind when the feed is lost
+    _compacted(spark, config)
+    with pytest.raises(FeedLost, match="no longer has what came between its versions 3 and"):
+        Merge(spark, config, config.stores["total"]).round()
+    assert whole(spark, config, "total") == before["total"]
+    assert catch_up([Merge(spark, config, s) for s in config.stores.values()], lambda done: None) == 3
+    for store in config.stores:
+        assert state(spark, config, store) == right(events + new, store)
+    found = recover(spark, config, config.stores["votes"])
+    assert (found.added, found.gone, found.changed) == (0, 0, 0)
+
+
+def test_a_late_event_older_than_an_expired_tombstone_counts_until_the_next_recovery(spark, lake):
+    config, stores = written(lake), ("total", "hours")
+    more(spark, config, [record("t", 0, 0, T0, "k", None), record("t", 0, 1, T0, "l", None)], *stores)
+    for store in stores:
+        Merge(spark, config, config.stores[store]).expire()  # nothing is old enough
+    late = [{"key": key, "agent": "a", "n": 4, "ts": iso(T0 - 10**6)} for key in "kl"]
+    more(spark, config, [record("t", 0, 2, T0, "k", late[0])], *stores)
+    assert state(spark, config, "total") == state(spark, config, "hours") == {}, "the purge is remembered"
+    soon = written(lake, tombstones="0 seconds")
+    for store in stores:
+        Merge(spark, soon, soon.stores[store]).expire()
+    more(spark, soon, [record("t", 0, 3, T0, "l", late[1])], *stores)
+    assert state(spark, config, "total") == {"l": 4}, "as if it had never been purged"
+    assert recover(spark, config, config.stores["total"]).gone == 1
+    assert state(spark, config, "total") == {}, "the changelog knows better"
+
+
+def test_windows_are_kept_for_their_retention(spark, lake):
+    text = CONFIG.format(where="", tombstones="7 days").replace("window: 1 hour", "window: 1 hour, retention: 10 days")
+    config = lake(text)
+    now = int(dt.datetime.now(dt.timezone.utc).timestamp()) * 1_000_000
+    day = 24 * 3600 * 1_000_000
+    old, young = now - 12 * day, now - 3 * day
+    made = [{"key": "k", "agent": "a", "n": 1, "ts": iso(time)} for time in (old, young, young)]
+    more(spark, config, [record("t", 0, i, now, "k", m) for i, m in enumerate(made)], "hours")
+    hour = 3_600_000_000
+    assert state(spark, config, "hours") == {("k", young // hour * hour): 2}
+    merge = Merge(spark, config, config.stores["hours"])
+    assert store_status(config, "hours")["late"] == 1
+    short = lake(text.replace("retention: 10 days", "retention: 1 day"))
+    assert recover(spark, short, short.stores["hours"]).gone == 1
+    merge.expire()
+    assert state(spark, config, "hours") == {("k", young // hour * hour): 2}
+    Merge(spark, short, short.stores["hours"]).expire()
+    assert state(spark, config, "hours") == {}
+
+
+def test_a_column_added_later_is_filled_from_the_payload_where_that_was_kept(spark, lake):
+    text = """
+streams:
+  s:
+    topic: t
+    schema: key STRING{}, ts TIMESTAMP
+    keep_payload: {}
+stores:
+  n: {{stream: s, key: key, value: {}, reduce: latest}}
+"""
+    for keep, filled_in in (("true", {"a": 1, "b": 2}), ("false", {"b": 2})):
+        config = lake(text.format("", keep, "key"))
+        records = [record("t", 0, i, T0 + i, k, {"key": k, "n": i + 1}) for i, k in enumerate("ab")]
+        Ingest(spark, config, config.streams["s"]).batch(spark.createDataFrame(records[:1], SCHEMA))
+        merged(spark, config)
+        gained = lake(text.format(", n BIGINT", keep, "n"))
+        Ingest(spark, gained, gained.streams["s"]).batch(spark.createDataFrame(records, SCHEMA))
+        assert recover(spark, gained, gained.stores["n"], swap=True).swapped
+        assert state(spark, gained, "n") == filled_in
+        shutil.rmtree(gained.root)
