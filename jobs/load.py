@@ -133,7 +133,7 @@ def _local(path: Path) -> str:
 
 def _csv(spark: SparkSession, stream: Stream, path: Path) -> DataFrame:
     """A row as the JSON that a producer would have sent."""
-    rows = spark.read.csv(_local(path), header=True, escape='"', encoding="UTF-8")
+    rows = spark.read.csv(_local(path), header=True, escape='"', encoding="UTF-8", multiLine=True)
     known = {c.name.lower(): c for c in stream.columns}
     fields = ", ".join(_field(name, known.get(name.strip().lower())) for name in rows.columns)
     return rows.selectExpr(f"concat('{{', concat_ws(',', {fields}), '}}') AS payload")

@@ -69,7 +69,7 @@ def store_status(config: Config, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "stream": store.stream,
-        "reduce": store.reduce,
+        "reduce": store.reduce if isinstance(store.reduce, str) else store.reducer.name,
         "keys": keys,
         "position": folded,
         "version": delta.version() if delta else None,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from statehouse.config import load, milliseconds, parse_schema
 from statehouse.errors import ConfigError
+from statehouse.status import store_status
 
 GOOD = """root: ./lake
 kafka:
@@ -111,3 +114,9 @@ def test_durations_and_schemas():
     assert [milliseconds(t) for t in ("5 seconds", "1.5 hours", "7 days")] == [5000, 5_400_000, 604_800_000]
     columns = parse_schema("a INT NOT NULL, b ARRAY<STRUCT<x: INT, y: STRING>>, c DECIMAL(10, 2)")
     assert [(c.name, c.required) for c in columns] == [("a", True), ("b", False), ("c", False)]
+
+
+def test_the_status_tells_a_reducer_of_ones_own_by_a_word(tmp_path):
+    own = "reduce: {fold: {low: min(value)}, combine: {low: 'least(a.low, b.low)'}, result: low}"
+    config = load(write(tmp_path, GOOD.replace("reduce: majority", own)), {})
+    assert json.loads(json.dumps(store_status(config, "status")))["reduce"] == "own"

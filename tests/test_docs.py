@@ -1,0 +1,161 @@
+"""Every page of ``docs/`` does what it shows: run as a stranger would, top to bottom, in a folder of its own.
+
+A fenced block is what its info string says: ``yaml statehouse.yaml`` (or json, csv) is a file to write; ``console`` is
+commands after ``$``, each with lines that its output has in this order, where ``…`` stands for anything; ``sql`` is a
+query for DuckDB, and the ``text`` right after it the table that it gives. Anything else is for reading only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import re
+import shlex
+import signal
+from pathlib import Path
+
+import pytest
+
+from api import duck
+from statehouse.cli import main
+
+PAGES = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
+FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"\$ (?:\w+=\S+ )*statehouse\b")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder to stand in; what a command changes in this process is put back."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    levels = {name: logging.getLogger(name).level for name in (None, "statehouse")}
+    monkeypatch.chdir(tmp_path)
+    for name in [n for n in os.environ if n.startswith("STATEHOUSE_")]:
+        monkeypatch.delenv(name)
+    yield tmp_path
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
+
+
+def run(page):
+    """Run a page's blocks where we stand; how many commands it ran. AssertionError where it shows something else."""
+    blocks = [(info.split(), body) for info, body in FENCE.findall(page)]
+    ran = checked = 0
+    for (info, body), (after, shown) in zip(blocks, [*blocks[1:], ([], "")], strict=True):
+        if len(info) == 2:
+            Path(info[1]).write_text(body)
+        elif info == ["console"]:
+            count, lines = console(body)
+            ran, checked = ran + count, checked + lines
+        elif info == ["sql"]:
+            assert after == ["text"], f"no result is shown after\n{body}"
+            assert query(body) == shown, body
+            checked += 1
+    assert ran and checked, "the page has no example that runs"
+    assert ran == len(COMMAND.findall(page)), "the page shows a command outside of its console blocks"
+
+
+def console(block):
+    """Run a console block; the numbers of commands run and of lines compared."""
+    code = None
+    ran = checked = 0
+    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+        command, *expected = part.splitlines()
+        if command == "echo $?":
+            assert expected == [str(code)], "the exit code of the command before"
+            continue
+        words = shlex.split(command)
+        environ = dict(w.split("=", 1) for w in words if re.match(r"\w+=", w))
+        words = words[len(environ) :]
+        assert words[0] == "statehouse", f"cannot run {command!r}"
+        code, output = statehouse(words[1:], environ)
+        missing = unseen(expected, output.splitlines())
+        assert missing is None, f"{missing!r} is not in the output of {command!r}, or not in this place:\n{output}"
+        ran, checked = ran + 1, checked + len(expected)
+    return ran, checked
+
+
+def statehouse(arguments, environ):
+    """Run the command in this process; its exit code, and what it wrote to stdout and stderr."""
+    written = io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(written),
+        contextlib.redirect_stderr(written),
+    ):
+        patch.setattr(logging.getLogger(), "handlers", [])  # pytest's own would keep the command's from being set up
+        for name, value in environ.items():
+            patch.setenv(name, value)
+        try:
+            code = main(arguments)
+        except SystemExit as error:  # of argparse
+            code = error.code
+    return code, written.getvalue()
+
+
+def unseen(expected, output):
+    """The first expected line that does not come after those before it; None: all do."""
+    rest = iter(output)
+    for line in expected:
+        pattern = ".*".join(map(re.escape, line.split("…")))
+        if not any(re.fullmatch(pattern, found) for found in rest):
+            return line
+    return None
+
+
+def query(sql):
+    """DuckDB's rows as text, under their names, each column as wide as its widest cell."""
+    with duck.connect() as connection:
+        found = connection.sql(sql.strip().removesuffix(";"))
+        rows = [found.columns, *found.project("COLUMNS(*)::VARCHAR").fetchall()]
+    cells = [["NULL" if cell is None else cell for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() + "\n" for row in cells)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_does_what_it_shows(spark, folder, page):
+    run(page.read_text())
+
+
+SHOWN = """
+```yaml statehouse.yaml
+streams: {s: {topic: t, schema: k STRING}}
+```
+```console
+$ statehouse status -c none.yaml
+none.yaml: No such …: expected …
+$ echo $?
+2
+```
+```sql
+SELECT 1 AS one, NULL AS none
+```
+```text
+one  none
+1    NULL
+```
+"""
+
+
+@pytest.mark.parametrize(
+    ("shown", "instead", "says"),
+    [
+        ("", "", None),
+        ("none.yaml: No such", "none.yaml: Some such", "is not in the output"),
+        ("\n2\n", "\n0\n", "the exit code"),
+        ("1    NULL", "1    0", "SELECT 1"),
+        ("```text", "```", "no result is shown"),
+        ("$ statehouse", "$ curl", "cannot run"),
+        ("```console", "```", "no example"),
+        ("```sql", "Then `$ statehouse run`.\n```sql", "outside"),
+    ],
+)
+def test_a_page_that_shows_something_else_fails(folder, shown, instead, says):
+    with contextlib.nullcontext() if says is None else pytest.raises(AssertionError, match=says):
+        run(SHOWN.replace(shown, instead, 1))
