@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from statehouse.config import Store
+from statehouse.errors import ConfigError
 from statehouse.fold import Rule
 from statehouse.reducers import ORDER
 
@@ -47,6 +48,12 @@ def counterexample(spark: SparkSession, rule: Rule) -> str | None:
         f"found a value that depends on order or batches: the batches {' | '.join(batches)} give {right[key]} {AT_ONCE} "
         f"and {found[way][key]} {way}, expected the same"
     )
+
+
+def keep_the_law(spark: SparkSession, rule: Rule) -> None:
+    """Raise ConfigError where :func:`counterexample` finds one."""
+    if shown := counterexample(spark, rule):
+        raise ConfigError(f"stores.{rule.store.name}.reduce: {shown}")
 
 
 class _Trial:

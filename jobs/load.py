@@ -23,7 +23,7 @@ from jobs.lake import create_stream
 from jobs.parse import accepted, parse, refused
 from jobs.rules import rule_of
 from statehouse.config import Column, Config, Stream
-from statehouse.errors import StatehouseError
+from statehouse.errors import StatehouseError, first_line
 from statehouse.fold import literal, quoted
 from statehouse.tables import LOADED, opened, table
 
@@ -62,9 +62,14 @@ def load(spark: SparkSession, config: Config, stream: Stream, file: str | Path) 
     log = opened(changelog)
     if log and log.transaction_version(done) is not None:
         return Loaded(str(path), None, None)
-    payloads = _reader(path)(spark, stream, path)
+    read = _reader(path)
     rules = [rule_of(spark, config, s) for s in config.stores_of(stream.name)]
-    parsed = parse(_numbered(payloads, stream, _next(spark, changelog, quarantine)), stream, rules).persist()
+    first = _next(spark, changelog, quarantine)
+    try:
+        records = _numbered(read(spark, stream, path), stream, first)
+    except Exception as error:  # not what its name says, or broken: Spark has many words for it
+        raise StatehouseError(f"{path}: cannot be read: {first_line(error)}") from error
+    parsed = parse(records, stream, rules).persist()
     try:
         events, bad = parsed.selectExpr("count_if(_reason IS NULL)", "count(_reason)").collect()[0]
         once = {"txnAppId": done, "txnVersion": "1"}

@@ -28,6 +28,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from jobs.lake import create_store, settle
+from jobs.law import keep_the_law
 from jobs.rules import rule_of
 from jobs.session import fresh
 from statehouse.config import Config, Store, milliseconds
@@ -75,7 +76,8 @@ class Merge:
         """Fold what is new, if anything is: one commit of the state table. None when there is nothing new.
 
         ``upto`` is a changelog version to stop at. Raises FeedLost where the changelog no longer tells what came after
-        the state's position, or what it was at ``upto``; DefinitionChanged where the state is another rule's.
+        the state's position, or what it was at ``upto``; DefinitionChanged where the state is another rule's; ConfigError
+        where a user's own reducer that has no state yet breaks the law.
         """
         log = opened(self.changelog)
         if log is None:
@@ -84,6 +86,8 @@ class Merge:
         if start is None or not self.checked:  # not at every poll: it opens three logs
             if not self.drafting:
                 settle(self.spark, self.config, self.store.name)
+            if opened(self.state) is None and self.rule.store.reducer.written:
+                keep_the_law(self.spark, self.rule)
             create_store(self.spark, self.rule, self.state, self.tombstones)
             self.checked = True
         if start == head or head == 0:  # version 0 is the empty table
@@ -132,18 +136,16 @@ class Merge:
         return self._filled(feed.load(self.changelog).where("_change_type = 'insert'"))
 
     def _filled(self, rows: DataFrame) -> DataFrame:
-        """A column that the stream has gained, in rows from before: taken from the payload where that was kept, else null.
-
-        Such a column comes after the system's own, or is not there yet at the version that is read.
-        """
+        """A column that the stream has gained, in rows from before: taken from the payload where that was kept, else null."""
         names = [c.lower() for c in rows.columns]
-        old = names[: names.index("_payload")]
+        old = names[: names.index("_payload")]  # new columns come after the system's own
         for column in self.config.streams[self.store.stream].columns:
-            if column.name.lower() not in old:
-                name = quoted(column.name)
-                known = f"{name}, " if column.name.lower() in names else ""
-                payload = f"from_json(_payload, {literal(f'{name} {column.type}')}).{name}"
-                rows = rows.withColumn(column.name, F.expr(f"coalesce({known}{payload})"))
+            if column.name.lower() in old:
+                continue
+            name = quoted(column.name)
+            found = [name] if column.name.lower() in names else []  # a version from before has no such column yet
+            payload = f"from_json(_payload, {literal(f'{name} {column.type}')}).{name}"
+            rows = rows.withColumn(column.name, F.expr(f"coalesce({', '.join([*found, payload])})"))
         return rows
 
     def _sql(self, query: str, **views: DataFrame) -> DataFrame:

@@ -96,11 +96,26 @@ def _unfit(store: Store, kind: str) -> str | None:
 
 
 def rule_of(spark: SparkSession, config: Config, store: Store) -> Rule:
-    """The store with the types that Spark finds for its keys and its value."""
+    """The store with the types that Spark finds for its keys and its value; ConfigError names the setting."""
     stream = config.streams[store.stream]
-    keys = tuple(type_of(spark, stream, k.expression) for k in store.keys)
-    value = type_of(spark, stream, store.value) if store.value else "BOOLEAN"
-    return Rule(store, keys, value, own_types(spark, store.reduce, value) if isinstance(store.reduce, Own) else ())
+
+    def typed(setting: str, expression: str) -> str:
+        try:
+            return type_of(spark, stream, expression)
+        except ConfigError as error:
+            raise ConfigError(f"stores.{store.name}.{setting}: found {expression!r}: {error}") from None
+
+    keys = tuple(typed("key", k.expression) for k in store.keys)
+    value = typed("value", store.value) if store.value else "BOOLEAN"
+    for setting, expression in (("where", store.where), ("agent", store.agent)):
+        if expression:
+            typed(setting, expression)
+    if not isinstance(store.reduce, Own):
+        return Rule(store, keys, value)
+    try:
+        return Rule(store, keys, value, own_types(spark, store.reduce, value))
+    except ConfigError as error:
+        raise ConfigError(f"stores.{store.name}.reduce.{error}") from None
 
 
 def own_types(spark: SparkSession, reduce: Own, value: str) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from jobs.merge import Merge, Round
 from jobs.recover import recover
 from jobs.session import lock, session
 from statehouse.config import Config
-from statehouse.errors import DefinitionChanged, FeedLost, first_line
+from statehouse.errors import ConfigError, DefinitionChanged, FeedLost, first_line
 
 log = logging.getLogger("statehouse")
 EXPIRE_EVERY = 3600.0  # seconds
@@ -134,7 +134,7 @@ def run_merges(merges: list[Merge], stopping: threading.Event, every: float, tel
                     merge.expire()
                 expired = time.monotonic()
             failures = 0
-        except DefinitionChanged:
+        except (ConfigError, DefinitionChanged):
             raise
         except Exception as error:  # a full disk, an object store that is away: the next round may do
             failures += 1

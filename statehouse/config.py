@@ -408,8 +408,9 @@ def rule_file(file: str | Path, config: Config, store: str) -> Store:
         found = Store.model_validate({**data, "name": store})
     except ValidationError as error:
         prefix = ("stores", store)
-        lines = {p[2:] if p[:2] == prefix else p: n for p, n in lines_of(path).items()}
-        raise ConfigError("\n".join(_complaint(path, lines, e) for e in error.errors())) from None
+        lines = {p if p[:1] == ("stores",) else (*prefix, *p): n for p, n in lines_of(path).items()}
+        wrong = [{**e, "loc": (*prefix, *e["loc"])} for e in error.errors()]
+        raise ConfigError("\n".join(_complaint(path, lines, e) for e in wrong)) from None
     if found.stream not in config.streams:
         raise ConfigError(f"{path}: found stream {found.stream!r}, expected one of {', '.join(config.streams)}")
     return found

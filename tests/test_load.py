@@ -157,6 +157,10 @@ def test_what_cannot_be_loaded_is_said(spark, lake, tmp_path, capsys):
     (tmp_path / "old.xlsx").write_text("?")
     with pytest.raises(StatehouseError, match=r"found the ending '.xlsx', expected one of .json"):
         loaded(spark, config, tmp_path / "old.xlsx")
+    for name in ("broken.parquet", "broken.json.gz"):
+        (tmp_path / name).write_bytes(b"rubbish")
+        with pytest.raises(StatehouseError, match=f"{name}: cannot be read: "):
+            loaded(spark, config, tmp_path / name)
     with pytest.raises(StatehouseError, match="timeless: found no 'time'"):
         load(spark, config, config.streams["timeless"], tmp_path / "old.xlsx")
     assert main(["load", "-c", str(tmp_path / "statehouse.yaml"), "nosuch", "old.csv"]) == 2

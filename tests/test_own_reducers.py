@@ -93,6 +93,14 @@ def test_check_refuses_one_that_breaks_the_law(spark, lake, tmp_path, capsys):
     assert "statehouse.yaml:8: stores.mine.reduce: found a value that depends on order" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_the_jobs_refuse_one_that_breaks_the_law_too(spark, lake):
+    config = config_of(lake, *BREAK["minus"])
+    Ingest(spark, config, config.streams["s"])
+    with pytest.raises(ConfigError, match="stores.mine.reduce: found a value that depends on order"):
+        Merge(spark, config, config.stores["mine"]).round()
+
+
 def test_a_mean_over_a_late_reset_in_two_batches(spark, lake):
     config = config_of(lake, *KEEP["mean"])
     ingest, merge = Ingest(spark, config, config.streams["s"]), Merge(spark, config, config.stores["mine"])
