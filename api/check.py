@@ -42,7 +42,7 @@ def _fold(connection: duckdb.DuckDBPyConnection, rule: Rule | None) -> list[tupl
     if rule is None:
         return []
     try:
-        Fold(connection, rule, "probe").apply("events", "events", 0)
+        Fold(connection, rule, "probe").apply("events", lambda: "events", 0)
     except (sqlglot.errors.SqlglotError, duckdb.Error) as error:
         return [(("stores", rule.store.name, "reduce"), _reason(error))]
     return []

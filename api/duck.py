@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import threading
 from pathlib import Path
-from typing import Any
 
 import duckdb
 
@@ -31,7 +29,7 @@ def connect(version: str = duckdb.__version__) -> duckdb.DuckDBPyConnection:
             f"found DuckDB {version}, which reads wrong rows from partitioned Delta tables: pip install 'duckdb==1.5.5'"
         )
     connection = duckdb.connect()
-    connection.execute("SET TimeZone = 'UTC'")
+    connection.execute("SET GLOBAL TimeZone = 'UTC'")  # of every cursor
     try:
         extension = _extension()
         if extension is None:
@@ -51,17 +49,3 @@ def _extension() -> Path | None:
     folders = (spec and spec.submodule_search_locations) or []
     found = (Path(f, "extensions", f"v{duckdb.__version__}", "delta.duckdb_extension") for f in folders)
     return next((file for file in found if file.is_file()), None)
-
-
-class Cursors:
-    """One cursor a thread over one database; a thread's cursor ends with the thread."""
-
-    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
-        self._connection = connection
-        self._local = threading.local()
-
-    def rows(self, sql: str, parameters: list[Any] | None = None) -> list[tuple[Any, ...]]:
-        """The rows of a query."""
-        if not hasattr(self._local, "cursor"):
-            self._local.cursor = self._connection.cursor()
-        return self._local.cursor.execute(sql, parameters or []).fetchall()

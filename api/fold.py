@@ -6,10 +6,13 @@ same second look at keys that a late reset tore.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import duckdb
 
 from api.duck import quoted
 from statehouse.fold import Rule
+from statehouse.fold import quoted as spark_quoted
 from statehouse.transpile import duckdb_type, to_duckdb
 
 GUARD = "TRY({})"  # what a user's expression cannot compute is null, as in Spark without ANSI mode
@@ -29,10 +32,11 @@ class Fold:
             made = ", ".join(f"{quoted(c)} {duckdb_type(t)}" for c, t in columns.items())
             db.execute(f"CREATE OR REPLACE TABLE {quoted(table)} ({made})")
 
-    def apply(self, events: str, changelog: str, position: int) -> None:
-        """Fold new changelog rows, the table or view ``events``, into the state.
+    def apply(self, events: str, changelog: Callable[[], str], position: int) -> None:
+        """Fold new changelog rows, the relation ``events``, into the state.
 
-        ``changelog`` is all rows up to and with these: for keys that a late reset tore. ``position`` orders tombstones.
+        ``changelog`` gives a relation of all rows up to and with these; it is asked for only where a late reset tore a key.
+        ``position`` orders tombstones.
         """
         db, rule = self.db, self.rule
         db.execute("BEGIN")
@@ -41,10 +45,10 @@ class Fold:
             self._make(self._rows, rule.combine(self._spread(self.tombstones), self.state, self.tombstones))
             torn = f"SELECT {self._keys()} FROM {quoted(self._rows)} WHERE _conflict"
             if db.execute(f"SELECT count(*) FROM ({torn})").fetchone() != (0,):
-                self._fold(changelog)
-                self._make("_whole", rule.combine(self._spread(None), self.state, None, again=True))
+                self._fold(changelog(), torn=True)
+                self._make("_anew", rule.combine(self._spread(None), self.state, None, again=True))
                 db.execute(
-                    f"CREATE OR REPLACE TEMP TABLE _again AS SELECT * FROM _whole WHERE ({self._keys()}) IN ({torn})"
+                    f"CREATE OR REPLACE TEMP TABLE _again AS SELECT * FROM _anew WHERE ({self._keys()}) IN ({torn})"
                 )
                 db.execute(f"DELETE FROM {quoted(self._rows)} WHERE _conflict")
                 db.execute(f"INSERT INTO {quoted(self._rows)} BY NAME SELECT * FROM _again")
@@ -64,9 +68,13 @@ class Fold:
     def _keys(self) -> str:
         return ", ".join(map(quoted, self.rule.keys))
 
-    def _fold(self, log: str) -> None:
-        """One row a key, as the table ``_folded``."""
-        self._make("_folded", self.rule.fold(f"({self.rule.project(log, guard=GUARD)})"))
+    def _fold(self, log: str, torn: bool = False) -> None:
+        """One row a key, as the table ``_folded``; of all keys, or of those that are torn."""
+        events = f"({self.rule.project(log, guard=GUARD)})"
+        if torn:
+            keys = ", ".join(map(spark_quoted, self.rule.key_columns))
+            events = f"(SELECT * FROM {events} WHERE ({keys}) IN (SELECT {keys} FROM {self._rows} WHERE _conflict))"
+        self._make("_folded", self.rule.fold(events))
 
     def _spread(self, tombstones: str | None) -> str:
         return self.rule.spread("_folded", self.state if tombstones else None, tombstones)

@@ -1,29 +1,35 @@
 """The replica: each store's state in this process's memory, following the lake in the background.
 
-Readers take the current :class:`Snapshot` and keep it for their request; a new one is swapped in when it is
-complete, so nobody waits and nobody sees a half. Readers never touch the lake: when it is gone, busy or
-broken, they go on with what is here, and the store says so in ``error``.
+A store begins as a version of its state table (:mod:`api.snapshot`); what the changelog brings after that is folded on top
+(:mod:`api.tail`), so that an answer does not wait for the MERGE. A new version is read only when the overlay has grown, when
+the table was replaced, or when the store cannot be followed that way: then it has the MERGE's freshness.
 
-What the lake brings arrives through :meth:`Replica.refresh` alone; a tail that is fresher than the MERGE (the
-changelog's change feed, the topic) belongs beside it, between the snapshot and the readers.
+Readers take the current :class:`Snapshot` and never touch the lake: when it is gone, busy or broken, they go on with what is
+here, and the store says so in ``error``.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import duckdb
+import pyarrow as pa
+import sqlglot
+from deltalake import DeltaTable
+
 from api import duck
 from api.log import Log, Mark
 from api.snapshot import Snapshot, load
+from api.tail import Tail, can_follow, feed
 from statehouse.config import Config, Store
-from statehouse.tables import commit_time, table
+from statehouse.tables import commit_time, definition_of, folded, generation, stored_rule, table
 
-POLL_SECONDS = 0.5
+POLL_SECONDS = 0.2
+OVERLAY = 50_000  # rows that may have changed, or a fifth of the store, before a newer version of its table is read
 log = logging.getLogger("statehouse.api")
 
 
@@ -34,23 +40,23 @@ class Followed:
     store: Store
     log: Log
     snapshot: Snapshot = field(default_factory=Snapshot)
-    mark: Mark | None = None
+    mark: Mark | None = None  # the newest version of the table that was looked at
+    tail: Tail | None = None  # None: the store is at its table's version
     behind: tuple[int, int | None] | None = None  # the first version not folded yet, and when it was committed
     error: str | None = None
 
 
 class Replica:
-    """All stores of a configuration. ``start`` it once; its thread calls ``refresh`` twice a second."""
+    """All stores of a configuration. ``start`` it once; its thread calls ``refresh`` five times a second."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self._connection = duck.connect()
-        self.cursors = duck.Cursors(self._connection)
-        self._loader = self._connection.cursor()
+        self._db = self._connection.cursor()
         self._stores = {s.name: Followed(s, Log(table(config, "state", s.name))) for s in config.stores.values()}
         self._changelogs = {s: Log(table(config, "changelog", s)) for s in config.streams}
         self._heads: dict[str, int | None] = {}
-        self._discarded: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._feeds: dict[tuple[str, int, int], pa.Table] = {}  # of one refresh: a stream's stores mostly want the same
         self._refreshing = threading.Lock()
         self._stop = threading.Event()
 
@@ -68,26 +74,29 @@ class Replica:
         return self._stores[store].snapshot
 
     def status(self, store: str) -> dict[str, Any]:
-        """What ``GET /stores/{store}`` says; ``statehouse status`` shows the same numbers."""
+        """What ``GET /stores/{store}`` says: ``position`` is the changelog's version that answers reflect, ``version`` the
+        state table's that they go on from, ``freshness`` what they follow."""
         followed = self._stores[store]
         snapshot, behind = followed.snapshot, followed.behind
         lag = 0 if behind is None else None if behind[1] is None else max(0, round(time.time() * 1000) - behind[1])
         return {
             "name": store,
             **followed.store.definition,
-            "columns": snapshot.columns(),
+            "columns": snapshot.shown(),
             "keys": snapshot.keys,
             "position": snapshot.position,
             "version": snapshot.version,
             "head": self._heads.get(followed.store.stream),
             "lag_ms": lag,
+            "freshness": "changelog" if followed.tail else "state",
             "error": followed.error,
         }
 
     def refresh(self) -> None:
-        """Bring every store up to the newest version of its table. Never raises: a store keeps its error."""
+        """Bring every store up to its changelog's head, or to its table's newest version. Never raises: a store keeps
+        its error."""
         with self._refreshing:
-            self._drop_discarded()
+            self._feeds.clear()
             unread: dict[str, str] = {}
             for stream, changelog in self._changelogs.items():
                 try:
@@ -99,6 +108,8 @@ class Replica:
                 trouble = unread.get(followed.store.stream)
                 try:
                     trouble = self._load(followed) or trouble
+                    if not trouble:
+                        self._tail(followed)
                     self._measure(followed)
                 except BaseException as error:
                     trouble = f"state/{followed.store.name}: {_line(error)}"
@@ -106,19 +117,72 @@ class Replica:
                     log.warning("store %s: %s", followed.store.name, trouble)
                 followed.error = trouble
 
-    def _drop_discarded(self) -> None:
-        while not self._discarded.empty():
-            self._loader.execute(f"DROP TABLE IF EXISTS {self._discarded.get()}")
-
     def _load(self, followed: Followed) -> str | None:
         mark = followed.log.newest()
         if mark is None:
             gone = followed.snapshot.version is not None
             return f"state/{followed.store.name} is gone; serving version {followed.snapshot.version}" if gone else None
         if mark != followed.mark:
-            followed.snapshot = load(self._loader, self.config, followed.store, mark.version, self._discarded.put)
+            if self._needed(followed, mark):
+                snapshot = load(self._db, self.config, followed.store, mark.version)
+                tail = self._tail_of(snapshot)
+                old = followed.tail
+                followed.tail = tail
+                self._catch_up(followed, snapshot)
+                followed.snapshot = snapshot
+                if old:
+                    old.close()
             followed.mark = mark
         return None
+
+    def _needed(self, followed: Followed, mark: Mark) -> bool:
+        """Whether a new version of the table has to be read."""
+        tail, snapshot = followed.tail, followed.snapshot
+        if tail is None or followed.mark is None or mark.version <= followed.mark.version:
+            return True
+        delta = DeltaTable(followed.log.path, version=mark.version)
+        rule, position = stored_rule(delta, followed.store.name), folded(delta)
+        if rule is None or generation(delta) != snapshot.generation or definition_of(rule) != definition_of(tail.rule):
+            return True  # replaced, by a recovery
+        if position is None or snapshot.position is None or position > snapshot.position:
+            return True  # the tail is behind its own table: something keeps it
+        return len(snapshot.overlay) > max(OVERLAY, snapshot.size // 5)
+
+    def _tail_of(self, snapshot: Snapshot) -> Tail | None:
+        """What goes on from a snapshot; None where DuckDB has no words for its rule, or where there is no feed."""
+        if snapshot.rule is None or snapshot.rule.store.stream not in self.config.streams:
+            return None
+        try:
+            if not can_follow(table(self.config, "changelog", snapshot.rule.store.stream)):
+                return None
+            tail = Tail(self._db, snapshot, self.config)
+        except (sqlglot.errors.SqlglotError, duckdb.Error) as error:
+            log.info("store %s follows its table: %s", snapshot.rule.store.name, _line(error))
+            return None
+        if tail.ready:
+            return tail
+        tail.close()
+        return None
+
+    def _tail(self, followed: Followed) -> None:
+        if followed.tail is not None:
+            self._catch_up(followed, followed.snapshot)
+
+    def _catch_up(self, followed: Followed, snapshot: Snapshot) -> None:
+        """Fold what the changelog has after the snapshot. Where that fails the store is at its table's versions from now
+        on, until one of those is read again."""
+        tail, head = followed.tail, self._heads.get(followed.store.stream)
+        if tail is None or head is None or (snapshot.position or 0) >= head:
+            return
+        wanted = (tail.changelog, snapshot.position or 0, head)
+        try:
+            if wanted not in self._feeds:
+                self._feeds[wanted] = feed(*wanted)
+            tail.apply(self._feeds[wanted], head)
+        except BaseException as error:
+            log.warning("store %s follows its table from now on: %s", followed.store.name, _line(error))
+            tail.close()
+            followed.tail = None
 
     def _measure(self, followed: Followed) -> None:
         head, position = self._heads.get(followed.store.stream), followed.snapshot.position

@@ -1,106 +1,120 @@
-"""One version of a state table, copied into memory: what readers read until the next one is complete.
+"""One version of a state table in memory, and what the changelog brought since: what readers read.
 
-The copy is sorted by key, so that a page of a scan touches only its part, and indexed where the key is one
-column: a point read among 2,000,000 rows takes 0.4 ms (a composite key: 1 ms). It has the reducer's own
-columns too, so that a fold can go on from it.
+The version is a table of Arrow columns in the order of the key, so that a key is found by a binary search and a page of a
+scan is a slice: no read is an SQL query. What has changed since is in the overlay, row by row; :mod:`api.tail` folds it.
+The columns have the reducer's own too, so that a fold can go on from them.
 """
 
 from __future__ import annotations
 
+import bisect
 import datetime as dt
 import itertools
-import weakref
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 from deltalake import DeltaTable
+from sortedcontainers import SortedDict
 
-from api.duck import Cursors, literal, quoted
+from api.duck import literal, quoted
 from api.exact import time
 from statehouse.config import Config, Store
 from statehouse.errors import StatehouseError
 from statehouse.fold import Rule
 from statehouse.reducers import ORDER
-from statehouse.tables import folded, stored_rule, table
+from statehouse.tables import folded, generation, stored_rule, table
 
 MICROSECOND = 10**20  # what a microsecond is in the packed order key, see statehouse.reducers.ORDER
-_numbers = itertools.count()
+EPOCH = dt.datetime(1970, 1, 1)
+Row = dict[str, Any]
 
 
 @dataclass(eq=False)
 class Snapshot:
-    """A store as of one version of its state table; all None and 0: nothing has been merged yet."""
+    """A store as of one version of its state table and, on top, as of a later position of the changelog.
+
+    All None and empty: nothing has been merged yet. A key here is a tuple of values, one for each column of the key (with
+    ``window_start`` last in a windowed store), as :meth:`key` makes it of text.
+    """
 
     rule: Rule | None = None
     version: int | None = None
+    generation: int = 0
     position: int | None = None
     keys: int = 0
-    table: str = ""
+    columns: dict[str, pa.Array] = field(default_factory=dict)
     types: dict[str, str] = field(default_factory=dict)  # DuckDB's, by column
+    size: int = 0  # rows of the version
+    overlay: SortedDict = field(default_factory=SortedDict)  # a key's row now; None: it is absent
+    lock: threading.Lock = field(default_factory=threading.Lock)  # held to change the overlay and to scan it
 
-    def get(self, cursors: Cursors, key: Sequence[str]) -> dict[str, Any] | None:
+    def get(self, parts: Sequence[str]) -> Row | None:
         """The state of a key, whose parts are given as text; None where it is absent. In a windowed store it is the key
         and its ``windows``, oldest first."""
         if self.rule is None:
             return None
-        where = " AND ".join(f"{quoted(k)} = {self._cast(k)}" for k in self.rule.key_columns)
-        order = "ORDER BY window_start" if self.rule.store.windows else ""
-        found = cursors.rows(f"SELECT {self._columns()} FROM {self.table} WHERE {where} {order}", list(key))
-        rows = [self._public(row) for row in found]
-        if not rows or not self.rule.store.windows:
-            return rows[0] if rows else None
-        keys = list(self.rule.key_columns)
-        windows = [{c: v for c, v in row.items() if c not in keys} for row in rows]
-        return {**{k: rows[0][k] for k in keys}, "windows": windows}
+        key = self.key(parts)
+        if not self.rule.store.windows:
+            found = self.overlay[key] if key in self.overlay else self._base(key)
+            return self.public(found) if found else None
+        with self.lock:
+            rows = [self.public(row) for _, row in itertools.takewhile(lambda r: r[0][:-1] == key, self._rows(key))]
+        if not rows:
+            return None
+        names = list(self.rule.key_columns)
+        windows = [{c: v for c, v in row.items() if c not in names} for row in rows]
+        return {**{k: rows[0][k] for k in names}, "windows": windows}
 
-    def page(self, cursors: Cursors, after: Sequence[str] | None, limit: int) -> list[dict[str, Any]]:
-        """The next states in the order of the key's columns, after a key that need not be there any more.
+    def page(self, after: Sequence[str] | None, limit: int) -> tuple[list[Row], int | None]:
+        """The next states in the order of the key's columns, after a key that need not be there any more, and the position.
 
-        Raises duckdb.ConversionException where a part of ``after`` is not of its column's type.
+        Raises ValueError where a part of ``after`` is not of its column's type.
         """
         if self.rule is None:
-            return []
-        where, bound = self._after(list(self.rule.keys), list(after)) if after else ("TRUE", [])
-        order = ", ".join(map(quoted, self.rule.keys))
-        sql = f"SELECT {self._columns()} FROM {self.table} WHERE {where} ORDER BY {order} LIMIT {int(limit)}"
-        return [self._public(row) for row in cursors.rows(sql, bound)]
+            return [], self.position
+        start = self.key(after) if after is not None else ()
+        with self.lock:
+            rows = itertools.islice((row for key, row in self._rows(start) if key != start), limit)
+            return [self.public(row) for row in rows], self.position
 
-    def texts(self, cursors: Cursors, key: Sequence[Any]) -> list[str]:
-        """A key's values as text that casts back to exactly them."""
+    def texts(self, row: Row) -> list[str]:
+        """A public row's key as text that :meth:`key` makes the same key of."""
         assert self.rule is not None
-        parts = ", ".join(f"CAST(CAST(? AS {self.types[k]}) AS VARCHAR)" for k in self.rule.keys)
-        return list(cursors.rows(f"SELECT {parts}", list(key))[0])
+        return [_text(row[name]) for name in self.rule.keys]
 
-    def columns(self) -> dict[str, str]:
+    def key(self, parts: Sequence[str]) -> tuple[Any, ...]:
+        """A key of its parts as text; the first ones will do. Raises ValueError where one is not of its column's type."""
+        assert self.rule is not None
+        return tuple(_value(part, self.types[name]) for name, part in zip(self.rule.keys, parts, strict=False))
+
+    def shown(self) -> dict[str, str]:
         """The columns that callers see, with their types as Spark writes them."""
         if self.rule is None:
             return {}
         shown = {n: t.replace(f", _order: {ORDER}", "") for n, t in self.rule.state_columns.items()}
         return {n: "TIMESTAMP" if n == "reset" else t for n, t in shown.items() if not n.startswith("_")}
 
-    def _after(self, names: list[str], parts: list[str]) -> tuple[str, list[str]]:
-        """``(a, b) > (x, y)``, written so that DuckDB can skip what is before ``a``."""
-        name, cast = quoted(names[0]), self._cast(names[0])
-        if len(names) == 1:
-            return f"{name} > {cast}", parts[:1]
-        deeper, bound = self._after(names[1:], parts[1:])
-        return f"{name} >= {cast} AND ({name} > {cast} OR {deeper})", [parts[0], parts[0], *bound]
+    def places(self, keys: Sequence[tuple[Any, ...]]) -> list[int]:
+        """Where the version has the rows of these keys: of a key's every window, where windowed."""
+        return [i for key in keys for i in range(self._place(key), self._place(key, after=True))]
 
-    def _cast(self, column: str) -> str:
-        kind = self.types[column]
-        return "encode(CAST(? AS VARCHAR))" if kind == "BLOB" else f"CAST(? AS {kind})"
+    def change(self, rows: dict[tuple[Any, ...], Row | None], position: int) -> None:
+        """Put rows into the overlay, and move the position: at once, for those who scan."""
+        with self.lock:
+            for key, row in rows.items():
+                before = self.overlay[key] if key in self.overlay else self._base(key)
+                self.keys += (row is not None) - (before is not None)
+                self.overlay[key] = row
+            self.position = position
 
-    def _columns(self) -> str:
-        # A float as the shortest number that is it (1.1), not as the double next to it (1.100000023841858).
-        kinds = {n: t for n, t in self.types.items() if not n.startswith("_")}
-        return ", ".join(
-            f"CAST(CAST({quoted(n)} AS VARCHAR) AS DOUBLE)" if t == "FLOAT" else quoted(n) for n, t in kinds.items()
-        )
-
-    def _public(self, row: Sequence[Any]) -> dict[str, Any]:
-        shown = dict(zip((n for n in self.types if not n.startswith("_")), row, strict=True))
+    def public(self, row: Row) -> Row:
+        """A row as callers see it."""
+        shown = {n: v for n, v in row.items() if not n.startswith("_")}
         if shown.get("reset") is not None:
             shown["reset"] = _iso(int(shown["reset"]) // MICROSECOND)
         if self.rule and self.rule.store.reducer.per_agent:
@@ -113,47 +127,108 @@ class Snapshot:
             }
         return shown
 
+    def row(self, array: dict[str, pa.Array], index: int) -> Row:
+        """A row of Arrow columns as Python's values."""
+        made = {name: column[index].as_py(maps_as_pydicts="strict") for name, column in array.items()}
+        for name in self._floats:
+            if made[name] is not None:
+                # As the shortest number that is it (1.1), not as the double next to it (1.100000023841858).
+                made[name] = float(str(array[name][index].cast(pa.string()).as_py()))
+        return made
+
+    @property
+    def _floats(self) -> list[str]:
+        return [n for n, t in self.types.items() if t == "FLOAT"]
+
+    def _base(self, key: tuple[Any, ...]) -> Row | None:
+        place = self._place(key)
+        return self.row(self.columns, place) if place < self.size and self._key_at(place) == key else None
+
+    def _key_at(self, index: int) -> tuple[Any, ...]:
+        assert self.rule is not None
+        return tuple(self.columns[name][index].as_py() for name in self.rule.keys)
+
+    def _place(self, key: tuple[Any, ...], after: bool = False) -> int:
+        """The first place in the version whose key is not before this one (or begins with it), or is ``after`` it."""
+        find = bisect.bisect_right if after else bisect.bisect_left
+        return find(range(self.size), key, key=lambda index: self._key_at(index)[: len(key)])
+
+    def _rows(self, start: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Row]]:
+        """The keys that are present, from ``start`` on, with their rows; the caller holds the lock."""
+        changed = iter(self.overlay.irange(start))
+        key = next(changed, None)
+        for place in range(self._place(start), self.size):
+            here = self._key_at(place)
+            while key is not None and key < here:
+                if (row := self.overlay[key]) is not None:
+                    yield key, row
+                key = next(changed, None)
+            if key != here:
+                yield here, self.row(self.columns, place)
+        while key is not None:
+            if (row := self.overlay[key]) is not None:
+                yield key, row
+            key = next(changed, None)
+
+
+def _value(text: str, kind: str) -> Any:
+    """A part of a key of its text, in the form of :func:`api.typed.canonical`."""
+    if kind == "VARCHAR":
+        return text
+    if kind.endswith("INT") or kind == "INTEGER":
+        return int(text)
+    if kind.startswith("DECIMAL"):
+        return Decimal(text)
+    if kind == "BOOLEAN":
+        return {"true": True, "false": False}[text]
+    if kind == "DATE":
+        return dt.date.fromisoformat(text)
+    if kind.startswith("TIMESTAMP"):
+        return dt.datetime.fromisoformat(text.removesuffix("Z"))
+    raise ValueError(f"found a key of type {kind}")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dt.datetime):
+        return time(value)
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else format(value, "f")
+        if isinstance(value, Decimal)
+        else str(value)
+    )
+
 
 def _iso(micros: int) -> str | int:
     try:
-        return time(dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=micros))
+        return time(EPOCH + dt.timedelta(microseconds=micros))
     except OverflowError:
         return micros
 
 
-def load(
-    cursor: duckdb.DuckDBPyConnection,
-    config: Config,
-    store: Store,
-    version: int,
-    discard: Callable[[str], None],
-) -> Snapshot:
-    """Copy a version of a store's state table into memory.
-
-    ``discard`` is called with the copy's name when the last reader has let go of the snapshot.
-    """
+def load(cursor: duckdb.DuckDBPyConnection, config: Config, store: Store, version: int) -> Snapshot:
+    """A version of a store's state table, copied into memory."""
     path = table(config, "state", store.name)
     delta = DeltaTable(path, version=version)
     position, rule = folded(delta), stored_rule(delta, store.name)
     if rule is None:
         raise StatehouseError(f"{path} has no definition: it was not made by statehouse")
-    title = f"{store.name}@{version}#{next(_numbers)}"
-    name = quoted(title)
     try:
         # Pinned: every query of the attached table reads this one version, whatever is committed meanwhile.
         cursor.execute(f"ATTACH {literal(path)} AS lake (TYPE delta, READ_ONLY, PIN_SNAPSHOT, VERSION {int(version)})")
         described = cursor.execute("DESCRIBE SELECT * FROM lake").fetchall()
-        # Moments are kept as plain UTC: for the other type DuckDB's client wants a package for time zones.
+        # Moments are kept as plain UTC.
         types = {row[0]: row[1].replace("TIMESTAMP WITH TIME ZONE", "TIMESTAMP") for row in described}
         columns = ", ".join(f"CAST({quoted(n)} AS {t}) AS {quoted(n)}" for n, t in types.items())
         order = ", ".join(map(quoted, rule.keys))
-        cursor.execute(f"CREATE TABLE {name} AS SELECT {columns} FROM lake ORDER BY {order}")
+        found = cursor.execute(f"SELECT {columns} FROM lake ORDER BY {order}").to_arrow_table()
     finally:
         cursor.execute("DETACH DATABASE IF EXISTS lake")
-    if len(rule.key_columns) == 1:  # DuckDB looks up by an index over one column only
-        (key,) = map(quoted, rule.key_columns)
-        cursor.execute(f"CREATE INDEX {quoted(f'{title}!')} ON {name} ({key})")
-    counted = cursor.execute(f"SELECT count(*) FROM {name}").fetchone()
-    snapshot = Snapshot(rule, version, position, counted[0] if counted else 0, name, types)
-    weakref.finalize(snapshot, discard, name).atexit = False
-    return snapshot
+    arrays = {name: _one(found[name]) for name in types}
+    rows = found.num_rows
+    return Snapshot(rule, version, generation(delta), position, rows, arrays, types, rows)
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 
-import duckdb
 from flask import Blueprint, Response, current_app, request
 
 from api import keys
@@ -54,11 +53,12 @@ def get_key(store: str, key: str) -> Response:
     defined = the_store(replica.config, store)
     snapshot = replica.snapshot(store)
     parts = keys.of_request(request.environ, snapshot.rule.store if snapshot.rule else defined, snapshot.rule)
-    found = snapshot.get(replica.cursors, parts)
+    position = snapshot.position  # before the row: it may be newer than it says, never older
+    found = snapshot.get(parts)
     if found is None:
         named = "/".join(part[:100] for part in parts)
-        raise Problem(404, "unknown-key", f"found no {named!r} in {store}", position=snapshot.position)
-    response = answer({**found, "position": snapshot.position})
+        raise Problem(404, "unknown-key", f"found no {named!r} in {store}", position=position)
+    response = answer({**found, "position": position})
     response.set_etag(hashlib.blake2b(dumps(found).encode(), digest_size=12).hexdigest(), weak=True)
     response.make_conditional(request)
     return response
@@ -76,16 +76,15 @@ def scan(store: str) -> Response:
     snapshot = replica.snapshot(store)
     if snapshot.rule is None:
         return answer({"rows": [], "cursor": None, "position": snapshot.position})
-    names = list(snapshot.rule.keys)
     try:
-        after = keys.of_cursor(text, len(names)) if text else None
-        rows = snapshot.page(replica.cursors, after, limit + 1)  # one more tells whether there is a next page
-    except duckdb.ConversionException:
+        after = keys.of_cursor(text, len(snapshot.rule.keys)) if text else None
+        rows, position = snapshot.page(after, limit + 1)  # one more tells whether there is a next page
+    except (ValueError, ArithmeticError, KeyError):
         raise keys.bad_cursor(text) from None
     more = len(rows) > limit
     rows = rows[:limit]
-    following = keys.cursor(snapshot.texts(replica.cursors, [rows[-1][n] for n in names])) if more else None
-    return answer({"rows": rows, "cursor": following, "position": snapshot.position})
+    following = keys.cursor(snapshot.texts(rows[-1])) if more else None
+    return answer({"rows": rows, "cursor": following, "position": position})
 
 
 def _parameters() -> tuple[int, str]:

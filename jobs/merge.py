@@ -33,7 +33,7 @@ from jobs.rules import rule_of
 from jobs.session import fresh
 from statehouse.config import Config, Store, milliseconds
 from statehouse.errors import FeedLost, StatehouseError
-from statehouse.fold import literal, quoted
+from statehouse.fold import gained, quoted
 from statehouse.tables import application, folded, generation, metadata, opened, position, table
 
 # What Spark and Delta say of a version whose log or whose files are gone.
@@ -136,16 +136,8 @@ class Merge:
         return self._filled(feed.load(self.changelog).where("_change_type = 'insert'"))
 
     def _filled(self, rows: DataFrame) -> DataFrame:
-        """A column that the stream has gained, in rows from before: taken from the payload where that was kept, else null."""
-        names = [c.lower() for c in rows.columns]
-        old = names[: names.index("_payload")]  # new columns come after the system's own
-        for column in self.config.streams[self.store.stream].columns:
-            if column.name.lower() in old:
-                continue
-            name = quoted(column.name)
-            found = [name] if column.name.lower() in names else []  # a version from before has no such column yet
-            payload = f"from_json(_payload, {literal(f'{name} {column.type}')}).{name}"
-            rows = rows.withColumn(column.name, F.expr(f"coalesce({', '.join([*found, payload])})"))
+        for name, expression in gained(self.config.streams[self.store.stream], rows.columns).items():
+            rows = rows.withColumn(name, F.expr(expression))
         return rows
 
     def _sql(self, query: str, **views: DataFrame) -> DataFrame:

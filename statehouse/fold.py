@@ -15,9 +15,10 @@ A store's :class:`Rule` makes three queries, over relations that the caller name
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from statehouse.config import Store, milliseconds
+from statehouse.config import Store, Stream, milliseconds
 from statehouse.reducers import ORDER, ORDER_SQL, accumulator
 
 SCALARS = (
@@ -43,6 +44,21 @@ def quoted(name: str) -> str:
 def literal(text: str) -> str:
     """A string as a Spark SQL literal."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def gained(stream: Stream, names: Sequence[str]) -> dict[str, str]:
+    """The columns that a stream's schema has gained, as expressions over rows of the changelog, whose columns are
+    ``names``: where a row is from before, taken from its payload if that was kept, else null."""
+    known = [n.lower() for n in names]
+    old = known[: known.index("_payload")]  # new columns come after the system's own
+    made = {}
+    for column in stream.columns:
+        if column.name.lower() not in old:
+            name = quoted(column.name)
+            found = [name] if column.name.lower() in known else []  # a version from before has no such column yet
+            payload = f"from_json(_payload, {literal(f'{name} {column.type}')}).{name}"
+            made[column.name] = f"coalesce({', '.join([*found, payload])})"
+    return made
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import cast
 
@@ -19,6 +20,7 @@ import sqlglot
 from sqlglot import exp
 
 
+@functools.lru_cache(maxsize=1000)  # the same few queries, at every refresh of a replica
 def to_duckdb(sql: str) -> str:
     """A query or expression in Spark SQL for DuckDB. Raises sqlglot's errors where it has no words for it."""
     tree = sqlglot.parse_one(sql, dialect="spark").transform(_rewrite)

@@ -225,7 +225,7 @@ def test_duckdb_agrees_with_the_oracle_in_any_order_and_batches(lake, store):
         db.execute("DELETE FROM batch")
         db.execute("INSERT INTO batch SELECT * FROM frame")
         db.execute("INSERT INTO log SELECT * FROM batch")
-        folded.apply("batch", "log", position)
+        folded.apply("batch", lambda: "log", position)
     start = "epoch_us(window_start)" if store in WINDOWS else "NULL"
     found = db.execute(f"SELECT key, {start}, value, epoch_us(event_time) FROM s_state").fetchall()
     assert {k if w is None else (k, w): (v, t) for k, w, v, t in found} == expected[store]

@@ -1,0 +1,148 @@
+"""What the changelog's change data feed brings after a snapshot's position, folded onto it: the same fold as in Spark.
+
+Only the keys that the new events touch are looked at: their rows are taken from the snapshot, folded in DuckDB, and put
+into its overlay. By the law the result is what the next MERGE will make of the same events.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from api.duck import literal, quoted
+from api.fold import GUARD, Fold
+from api.snapshot import Snapshot
+from statehouse.config import Config
+from statehouse.fold import gained
+from statehouse.fold import quoted as spark_quoted
+from statehouse.tables import generation, opened, table
+from statehouse.transpile import to_duckdb
+
+_numbers = itertools.count()
+
+
+class Tail:
+    """The fold that goes on from a snapshot. Raises sqlglot's or DuckDB's error where DuckDB has no words for the rule."""
+
+    def __init__(self, db: duckdb.DuckDBPyConnection, snapshot: Snapshot, config: Config) -> None:
+        assert snapshot.rule is not None
+        self.db, self.snapshot, self.rule = db, snapshot, snapshot.rule
+        self.stream = config.streams[self.rule.store.stream]
+        self.changelog = table(config, "changelog", self.stream.name)
+        tombstones = table(config, "tombstones", self.rule.store.name)
+        self.name = f"tail{next(_numbers)}"
+        self.fold = Fold(db, self.rule, self.name)
+        kept = opened(tombstones)
+        self.ready = (generation(kept) if kept else 0) == snapshot.generation  # else a recovery is not finished yet
+        if kept and self.ready and kept.version() > 0:
+            columns = ", ".join(map(quoted, self.rule.tombstone_columns))
+            scan = f"delta_scan({literal(tombstones)})"
+            db.execute(f"INSERT INTO {quoted(self.fold.tombstones)} ({columns}) SELECT {columns} FROM {scan}")
+
+    def apply(self, events: pa.Table, head: int) -> None:
+        """Fold the changelog's rows of (the snapshot's position, head]."""
+        if events.num_rows:
+            self.db.register("_events", events)
+            try:
+                self._apply(self._filled("_events", events.column_names), head)
+            finally:
+                self.db.unregister("_events")
+                self.db.execute("DETACH DATABASE IF EXISTS _changelog")
+        else:
+            self.snapshot.change({}, head)
+
+    def close(self) -> None:
+        """Drop the fold's tables."""
+        for name in (self.fold.state, self.fold.tombstones):
+            self.db.execute(f"DROP TABLE IF EXISTS {quoted(name)}")
+
+    def _filled(self, relation: str, names: list[str]) -> str:
+        """The relation, with columns that the stream has gained taken from the payload; in Spark's words."""
+        made = gained(self.stream, names)
+        if not made:
+            return relation
+        columns = [spark_quoted(n) for n in names if n not in made] + [
+            f"{e} AS {spark_quoted(n)}" for n, e in made.items()
+        ]
+        return f"(SELECT {', '.join(columns)} FROM {relation})"
+
+    def _whole(self, head: int) -> str:
+        """The whole changelog as of the head: all of it is read, so this is for the few keys that a late reset tore."""
+        attached = (
+            f"ATTACH {literal(self.changelog)} AS _changelog (TYPE delta, READ_ONLY, PIN_SNAPSHOT, VERSION {head})"
+        )
+        self.db.execute(attached)
+        return self._filled(
+            "_changelog", [row[0] for row in self.db.execute("DESCRIBE SELECT * FROM _changelog").fetchall()]
+        )
+
+    def _apply(self, events: str, head: int) -> None:
+        snapshot, keys = self.snapshot, ", ".join(map(quoted, self.rule.key_columns))
+        of = ", ".join(map(spark_quoted, self.rule.key_columns))
+        touched = to_duckdb(f"SELECT DISTINCT {of} FROM ({self.rule.project(events, guard=GUARD)})")
+        self.db.execute(f"CREATE OR REPLACE TEMP TABLE _touched AS {touched}")
+        found = [tuple(row) for row in self._arrow("SELECT * FROM _touched")]
+        self._fetch(found)
+        self.fold.apply(events, lambda: self._whole(head), head)
+        names = ", ".join(f"CAST({quoted(n)} AS {t}) AS {quoted(n)}" for n, t in snapshot.types.items())
+        made = self.db.execute(
+            f"SELECT {names} FROM {quoted(self.fold.state)} WHERE ({keys}) IN (SELECT {keys} FROM _touched)"
+        ).to_arrow_table()
+        columns = {n: made[n].combine_chunks() for n in snapshot.types}
+        now = [snapshot.row(columns, index) for index in range(made.num_rows)]
+        changed: dict[tuple[Any, ...], Any] = dict.fromkeys(self._known(found))
+        changed |= {tuple(row[k] for k in self.rule.keys): row for row in now}
+        snapshot.change(changed, head)
+
+    def _known(self, touched: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """The keys of all rows that there were of the touched keys; in a windowed store each with its windows."""
+        if not self.rule.store.windows:
+            return touched
+        snapshot = self.snapshot
+        base = [tuple(snapshot.columns[k][i].as_py() for k in self.rule.keys) for i in snapshot.places(touched)]
+        return base + [k for t in touched for k in snapshot.overlay.irange(t) if k[:-1] == t]
+
+    def _fetch(self, touched: list[tuple[Any, ...]]) -> None:
+        """Bring the rows that only the snapshot's version has into the fold's table; those that changed are there."""
+        snapshot = self.snapshot
+        places = [
+            i
+            for i in snapshot.places(touched)
+            if tuple(snapshot.columns[k][i].as_py() for k in self.rule.keys) not in snapshot.overlay
+        ]
+        if not places:
+            return
+        chosen = pa.array(places)
+        rows = pa.table({name: column.take(chosen) for name, column in snapshot.columns.items()})
+        self.db.register("_rows", rows)
+        try:
+            self.db.execute(f"INSERT INTO {quoted(self.fold.state)} BY NAME SELECT * FROM _rows")
+        finally:
+            self.db.unregister("_rows")
+
+    def _arrow(self, sql: str) -> list[tuple[Any, ...]]:
+        columns = [self._plain(column).to_pylist() for column in self.db.execute(sql).to_arrow_table().columns]
+        return list(zip(*columns, strict=True))
+
+    @staticmethod
+    def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+        return column.cast(pa.timestamp("us")) if pa.types.is_timestamp(column.type) else column
+
+
+def feed(changelog: str, start: int, head: int) -> pa.Table:
+    """The rows appended to a changelog in its versions (start, head], with the version of each as ``_commit_version``.
+
+    Raises deltalake's errors where the log or the files no longer have them.
+    """
+    reader = DeltaTable(changelog, version=head).load_cdf(starting_version=start + 1, ending_version=head)
+    return pa.table(reader)
+
+
+def can_follow(changelog: str) -> bool:
+    """Whether a changelog has a feed: our own have one."""
+    found = opened(changelog)
+    return found is not None and found.metadata().configuration.get("delta.enableChangeDataFeed") == "true"
