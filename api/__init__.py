@@ -13,7 +13,9 @@ from werkzeug.routing import BaseConverter
 
 from api import problems
 from api.exact import answer
+from api.lake import Lake
 from api.page import page
+from api.past import past
 from api.producer import Producer
 from api.replica import Replica
 from api.stores import reads
@@ -28,6 +30,7 @@ class Api:
     config: Config
     replica: Replica
     producer: Producer
+    lake: Lake
 
 
 class KeyConverter(BaseConverter):
@@ -43,9 +46,9 @@ def create_app(config: Config) -> Flask:
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY
     app.url_map.converters["key"] = KeyConverter
     app.url_map.merge_slashes = False  # "a//b" is a key
-    app.extensions["statehouse"] = api = Api(config, Replica(config), Producer(config.kafka))
+    app.extensions["statehouse"] = api = Api(config, Replica(config), Producer(config.kafka), Lake(config))
     problems.install(app)
-    for blueprint in (page, reads, writes):
+    for blueprint in (page, reads, past, writes):
         app.register_blueprint(blueprint)
 
     @app.get("/healthz")

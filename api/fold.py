@@ -65,6 +65,13 @@ class Fold:
             db.execute("ROLLBACK")
             raise
 
+    def alone(self, events: str) -> str:
+        """Fold a store's events, a relation in Spark's words that ``project`` made, with nothing else: the name of a table
+        of rows as ``combine`` gives them."""
+        self._make("_folded", self.rule.fold(events))
+        self._make(self._rows, self.rule.combine(self._spread(None), self.state, None, again=True))
+        return self._rows
+
     def _keys(self) -> str:
         return ", ".join(map(quoted, self.rule.keys))
 

@@ -29,6 +29,19 @@ def of_request(environ: Mapping[str, Any], store: Store, rule: Rule | None) -> l
     return typed([_utf8(part) for part in _parts(environ, store, kinds)], store, kinds)
 
 
+def without(environ: Mapping[str, Any], suffix: str) -> Mapping[str, Any] | None:
+    """The environment of a path without its last segment; None where that is a part of the key, whose '/' is encoded."""
+    trimmed = dict(environ)
+    raw = _raw_path(environ)
+    if raw is not None and not raw.endswith(f"/{suffix}"):
+        return None
+    trimmed["PATH_INFO"] = environ["PATH_INFO"][: -len(suffix) - 1]
+    for name in ("RAW_URI", "REQUEST_URI"):
+        if name in environ:
+            trimmed[name] = str(environ[name]).partition("?")[0][: -len(suffix) - 1]
+    return trimmed
+
+
 def typed(parts: Sequence[str], store: Store, kinds: Sequence[str]) -> list[str]:
     """The parts of a key in the form that both engines cast alike, or a problem."""
     names = "/".join(k.name for k in store.keys)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +27,7 @@ from api.log import Log, Mark
 from api.snapshot import Snapshot, load
 from api.tail import Tail, can_follow, feed
 from statehouse.config import Config, Store
-from statehouse.tables import commit_time, definition_of, folded, generation, stored_rule, table
+from statehouse.tables import commit_time, definition_of, folded, generation, metadata, stored_rule, table
 
 POLL_SECONDS = 0.2
 OVERLAY = 50_000  # rows that may have changed, or a fifth of the store, before a newer version of its table is read
@@ -57,7 +58,9 @@ class Replica:
         self._changelogs = {s: Log(table(config, "changelog", s)) for s in config.streams}
         self._heads: dict[str, int | None] = {}
         self._feeds: dict[tuple[str, int, int], pa.Table] = {}  # of one refresh: a stream's stores mostly want the same
+        self._offsets: dict[str, deque[tuple[int, dict[int, int]]]] = {s: deque(maxlen=1000) for s in config.streams}
         self._refreshing = threading.Lock()
+        self._refreshed = threading.Condition()
         self._stop = threading.Event()
 
     def start(self) -> None:
@@ -72,6 +75,18 @@ class Replica:
     def snapshot(self, store: str) -> Snapshot:
         """The store's current state."""
         return self._stores[store].snapshot
+
+    def covers(self, store: str, partition: int, offset: int) -> bool:
+        """Whether the store's answers reflect the event at an offset of its stream's topic."""
+        followed = self._stores[store]
+        position = followed.snapshot.position
+        reached = [o for v, o in list(self._offsets[followed.store.stream]) if position is not None and v <= position]
+        return bool(reached) and reached[-1].get(partition, 0) > offset
+
+    def wait(self, store: str, partition: int, offset: int, seconds: float) -> bool:
+        """Wait until :meth:`covers`; False where that took longer."""
+        with self._refreshed:
+            return self._refreshed.wait_for(lambda: self.covers(store, partition, offset), seconds)
 
     def status(self, store: str) -> dict[str, Any]:
         """What ``GET /stores/{store}`` says: ``position`` is the changelog's version that answers reflect, ``version`` the
@@ -101,6 +116,10 @@ class Replica:
             for stream, changelog in self._changelogs.items():
                 try:
                     head = changelog.newest()
+                    if head and head.version != self._heads.get(stream):
+                        kept = metadata(changelog.path, "offsets") or {"offsets": {}}
+                        covered = {int(p): o for p, o in kept["offsets"].items()}
+                        self._offsets[stream].append((head.version, covered))
                     self._heads[stream] = head.version if head else None
                 except BaseException as error:
                     unread[stream] = f"changelog/{stream}: {_line(error)}"
@@ -116,6 +135,8 @@ class Replica:
                 if trouble and trouble != followed.error:
                     log.warning("store %s: %s", followed.store.name, trouble)
                 followed.error = trouble
+        with self._refreshed:
+            self._refreshed.notify_all()
 
     def _load(self, followed: Followed) -> str | None:
         mark = followed.log.newest()

@@ -11,7 +11,7 @@ import bisect
 import datetime as dt
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -32,6 +32,7 @@ from statehouse.tables import folded, generation, stored_rule, table
 MICROSECOND = 10**20  # what a microsecond is in the packed order key, see statehouse.reducers.ORDER
 EPOCH = dt.datetime(1970, 1, 1)
 Row = dict[str, Any]
+Inside = Callable[[tuple[Any, ...]], bool]
 
 
 @dataclass(eq=False)
@@ -70,16 +71,22 @@ class Snapshot:
         windows = [{c: v for c, v in row.items() if c not in names} for row in rows]
         return {**{k: rows[0][k] for k in names}, "windows": windows}
 
-    def page(self, after: Sequence[str] | None, limit: int) -> tuple[list[Row], int | None]:
+    def page(
+        self, after: Sequence[str] | None, limit: int, bounds: tuple[tuple[Any, ...], Inside] = ((), lambda key: True)
+    ) -> tuple[list[Row], int | None]:
         """The next states in the order of the key's columns, after a key that need not be there any more, and the position.
 
+        ``bounds``: the key (or some first parts of one) to begin with, and a test whose first failure ends the scan.
         Raises ValueError where a part of ``after`` is not of its column's type.
         """
         if self.rule is None:
             return [], self.position
-        start = self.key(after) if after is not None else ()
+        least, inside = bounds
+        last = self.key(after) if after is not None else None
+        start = least if last is None else max(least, last)
         with self.lock:
-            rows = itertools.islice((row for key, row in self._rows(start) if key != start), limit)
+            following = itertools.takewhile(lambda found: inside(found[0]), self._rows(start))
+            rows = itertools.islice((row for key, row in following if key != last), limit)
             return [self.public(row) for row in rows], self.position
 
     def texts(self, row: Row) -> list[str]:
@@ -98,6 +105,16 @@ class Snapshot:
             return {}
         shown = {n: t.replace(f", _order: {ORDER}", "") for n, t in self.rule.state_columns.items()}
         return {n: "TIMESTAMP" if n == "reset" else t for n, t in shown.items() if not n.startswith("_")}
+
+    def schema(self) -> pa.Schema:
+        """The same columns as Arrow has them."""
+        assert self.rule is not None
+        types = {n: c.type for n, c in self.columns.items() if not n.startswith("_")}
+        types |= {n: pa.float64() for n in self._floats} | {"reset": pa.string()}
+        if self.rule.store.reducer.per_agent:
+            report = types["reports"].item_type
+            types["reports"] = pa.map_(pa.string(), pa.struct([report.field("value"), report.field("event_time")]))
+        return pa.schema(types)
 
     def places(self, keys: Sequence[tuple[Any, ...]]) -> list[int]:
         """Where the version has the rows of these keys: of a key's every window, where windowed."""
@@ -207,13 +224,17 @@ def _iso(micros: int) -> str | int:
         return micros
 
 
-def load(cursor: duckdb.DuckDBPyConnection, config: Config, store: Store, version: int) -> Snapshot:
-    """A version of a store's state table, copied into memory."""
+def load(
+    cursor: duckdb.DuckDBPyConnection, config: Config, store: Store, version: int, wanted: str | None = None
+) -> Snapshot:
+    """A version of a store's state table, copied into memory; of ``wanted``, a table of keys, only those."""
     path = table(config, "state", store.name)
     delta = DeltaTable(path, version=version)
     position, rule = folded(delta), stored_rule(delta, store.name)
     if rule is None:
         raise StatehouseError(f"{path} has no definition: it was not made by statehouse")
+    names = ", ".join(map(quoted, rule.key_columns))
+    where = f"WHERE ({names}) IN (SELECT {names} FROM {wanted})" if wanted else ""
     try:
         # Pinned: every query of the attached table reads this one version, whatever is committed meanwhile.
         cursor.execute(f"ATTACH {literal(path)} AS lake (TYPE delta, READ_ONLY, PIN_SNAPSHOT, VERSION {int(version)})")
@@ -222,12 +243,18 @@ def load(cursor: duckdb.DuckDBPyConnection, config: Config, store: Store, versio
         types = {row[0]: row[1].replace("TIMESTAMP WITH TIME ZONE", "TIMESTAMP") for row in described}
         columns = ", ".join(f"CAST({quoted(n)} AS {t}) AS {quoted(n)}" for n, t in types.items())
         order = ", ".join(map(quoted, rule.keys))
-        found = cursor.execute(f"SELECT {columns} FROM lake ORDER BY {order}").to_arrow_table()
+        found = cursor.execute(f"SELECT {columns} FROM lake {where} ORDER BY {order}").to_arrow_table()
     finally:
         cursor.execute("DETACH DATABASE IF EXISTS lake")
+    made = of_table(found, rule, types)
+    made.version, made.generation, made.position = version, generation(delta), position
+    return made
+
+
+def of_table(found: pa.Table, rule: Rule, types: dict[str, str]) -> Snapshot:
+    """Rows in the order of their keys as a snapshot."""
     arrays = {name: _one(found[name]) for name in types}
-    rows = found.num_rows
-    return Snapshot(rule, version, generation(delta), position, rows, arrays, types, rows)
+    return Snapshot(rule, keys=found.num_rows, columns=arrays, types=types, size=found.num_rows)
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:

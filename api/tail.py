@@ -15,6 +15,7 @@ from deltalake import DeltaTable
 
 from api.duck import literal, quoted
 from api.fold import GUARD, Fold
+from api.lake import filled
 from api.snapshot import Snapshot
 from statehouse.config import Config
 from statehouse.fold import gained
@@ -61,14 +62,7 @@ class Tail:
             self.db.execute(f"DROP TABLE IF EXISTS {quoted(name)}")
 
     def _filled(self, relation: str, names: list[str]) -> str:
-        """The relation, with columns that the stream has gained taken from the payload; in Spark's words."""
-        made = gained(self.stream, names)
-        if not made:
-            return relation
-        columns = [spark_quoted(n) for n in names if n not in made] + [
-            f"{e} AS {spark_quoted(n)}" for n, e in made.items()
-        ]
-        return f"(SELECT {', '.join(columns)} FROM {relation})"
+        return filled(relation, gained(self.stream, names), names)
 
     def _whole(self, head: int) -> str:
         """The whole changelog as of the head: all of it is read, so this is for the few keys that a late reset tore."""

@@ -11,7 +11,8 @@ from typing import Any
 from flask import Blueprint, Response, current_app, request
 
 from api import keys
-from api.exact import answer, dumps, loads
+from api.bodies import body_of
+from api.exact import answer, dumps
 from api.problems import Problem
 from api.stores import the_replica, the_store
 from api.typed import conforming
@@ -33,7 +34,7 @@ def put_key(store: str, key: str) -> Response:
         detail = f"found a PUT, expected GET or DELETE: {store} has windows, and a set names none"
         raise Problem(405, "windowed-store", detail, allowed=["GET", "HEAD", "DELETE"])
     parts = keys.of_request(request.environ, defined, rule)
-    return _send(defined, parts, "set", dumps(event(_body(), defined, rule)))
+    return _send(defined, parts, "set", dumps(event(body_of(request), defined, rule)))
 
 
 @writes.delete("/stores/<store>/keys/<key:key>")
@@ -72,22 +73,6 @@ def _named(name: str) -> tuple[Store, Rule | None]:
     replica = the_replica()
     defined, rule = the_store(replica.config, name), replica.snapshot(name).rule
     return (rule.store if rule else defined), rule
-
-
-def _body() -> dict[str, Any]:
-    if request.mimetype != "application/json":
-        found = request.mimetype or "none"
-        raise Problem(415, "bad-body", f"found the content type {found[:100]}, expected application/json")
-    try:
-        body = loads(request.get_data(cache=False).decode("utf-8"))
-        dumps(body).encode()  # half of a surrogate pair is JSON, but no text
-    except ValueError as error:
-        raise Problem(
-            400, "bad-body", f"found a body that is not JSON in UTF-8 ({error}), expected an object"
-        ) from None
-    if not isinstance(body, dict):
-        raise Problem(400, "bad-body", f'found {dumps(body)[:100]}, expected an object such as {{"value": 1}}')
-    return body
 
 
 def _send(store: Store, parts: list[str], op: str, payload: str | None) -> Response:

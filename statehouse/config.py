@@ -146,6 +146,11 @@ def parse_schema(ddl: str) -> list[Column]:
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, ignored_types=(cached_property,))
 
+    def __getstate__(self) -> dict[Any, Any]:
+        # What was worked out of the fields is worked out again in another process; a reducer cannot be pickled.
+        state = super().__getstate__()
+        return {**state, "__dict__": {n: v for n, v in state["__dict__"].items() if n in type(self).model_fields}}
+
 
 class Stream(_Model):
     """A topic and the shape of its JSON payload."""

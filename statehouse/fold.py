@@ -2,8 +2,8 @@
 
 A store's :class:`Rule` makes three queries, over relations that the caller names:
 
-1. ``project``: changelog rows → the store's events: its key columns, ``_order``, ``_event_time``, ``_agent``,
-   ``_value``, ``_reset``. An event whose key is null is not in the store. In a windowed store an event is in each of its
+1. ``project``: changelog rows → the store's events: its key columns, ``_order``, ``_event_time``, ``_op``,
+   ``_agent``, ``_value``, ``_reset``. An event whose key is null is not in the store. In a windowed store an event is in each of its
    windows; a purge is of the key's every window, and its own ``window_start`` is null.
 2. ``fold``: events → one row a key (and window), of the reducer's own columns and ``reset``.
 3. ``combine``: those rows with the state's rows or, where there are none, the tombstones' → the new rows,
@@ -199,7 +199,7 @@ class Rule:
 
         ``guard`` is put around what a user wrote: DuckDB needs ``TRY({})`` for what Spark makes null by itself.
         """
-        events, made = self._events(changelog, guard), "_order, _event_time, _agent, _value, _reset"
+        events, made = self._events(changelog, guard), "_order, _event_time, _op, _agent, _value, _reset"
         if not self.store.windows:
             return f"\n  SELECT {self._key_list()}, {made} FROM {events} WHERE NOT {self._unkeyed}"
         size, step = self.store.windows

@@ -7,12 +7,13 @@ import random
 
 import pytest
 
+from api import create_app
 from api.replica import Replica
 from jobs.ingest import Ingest
 from jobs.merge import Merge
 from jobs.recover import recover
-from tests.records import SCHEMA, record
-from tests.test_recover import COUNT, T0, _compacted, base, drawn, filled, right, written  # noqa: F401 (fixtures)
+from tests.records import SCHEMA, iso, record
+from tests.test_recover import BATCHES, COUNT, T0, _compacted, base, drawn, filled, right, written  # noqa: F401 (fixtures)
 
 
 def shown(replica, store):
@@ -92,3 +93,59 @@ def test_a_swapped_state_a_compacted_changelog_and_a_lost_feed_are_noticed(spark
     for store in ("votes", "hours"):
         assert shown(other, store) == right(events, store)
         assert other.status(store)["freshness"] == "changelog"
+
+
+def test_the_past_of_a_key_is_the_oracles(spark, filled):  # noqa: F811
+    config, events = filled
+    ingest = Ingest(spark, config, config.streams["s"])
+    records, new = drawn(77, 60, first=COUNT)
+    ingest.batch(spark.createDataFrame(records, SCHEMA))  # not merged: the tail has it
+    app = create_app(config)
+    client = app.test_client()
+    try:
+        for key in ("k0", "k3", "k8"):
+            mine = sorted((e["order"], e) for k, stores, e in events + new if k == key and "total" in stores)
+            found = client.get(f"/stores/total/keys/{key}/history?limit=1000").get_json()
+            assert found["cursor"] is None and found["position"] == BATCHES + 1
+            assert [(e["partition"], e["offset"], e["op"]) for e in found["events"]] == [
+                (*order[1:], e["op"]) for order, e in reversed(mine)
+            ]
+            page = client.get(f"/stores/total/keys/{key}/history?limit=3").get_json()
+            rest = client.get(f"/stores/total/keys/{key}/history?limit=1000&cursor={page['cursor']}").get_json()
+            assert page["events"] + rest["events"] == found["events"]
+            assert len(client.get(f"/stores/hours/keys/{key}/history?limit=1000").get_json()["events"]) <= len(mine)
+            for hours in (1, 2, 3.5):
+                moment = T0 + int(hours * 3600) * 1_000_000
+                past = [e for e in events + new if e[2]["order"][0] <= moment]
+                for store in ("total", "votes"):
+                    answer = client.get(f"/stores/{store}/keys/{key}", query_string={"at": iso(moment)})
+                    assert (answer.get_json()["value"] if answer.status_code == 200 else None) == right(
+                        past, store
+                    ).get(key)
+                answer = client.get(f"/stores/hours/keys/{key}", query_string={"at": iso(moment)}).get_json()
+                starts = {k[1]: v for k, v in right(past, "hours").items() if k[0] == key}
+                assert [w["value"] for w in answer.get("windows", [])] == [starts[s] for s in sorted(starts)]
+            for version, position in enumerate((None, 1, 2, 3)):
+                known = [e for e in events if e[2]["order"][2] < 60 * (position or 0)]
+                answer = client.get(f"/stores/total/keys/{key}?version={version}")
+                assert (answer.get_json().get("value"), answer.get_json()["position"]) == (
+                    right(known, "total").get(key),
+                    position,
+                )
+        assert client.get("/stores/total/keys/k0?version=99").status_code == 404
+        assert client.get("/stores/total/keys/nope/history").status_code == 404
+        assert client.get("/stores/total/keys/k0?at=yesterday").status_code == 400
+        token = f"t:0:{COUNT + 59}"
+        assert client.get("/stores/total/keys/k0", query_string={"after": token}).status_code == 200
+        late = client.get("/stores/total/keys/k0", query_string={"after": f"t:0:{COUNT + 60}", "timeout": 0.1})
+        assert late.status_code == 504 and late.get_json()["type"] == "urn:statehouse:not-yet"
+        assert client.get("/stores/total/keys/k0?after=u:0:1").status_code == 400
+        bad = [record("t", 0, COUNT + 60 + i, T0, "k", b"?") for i in range(3)]
+        ingest.batch(spark.createDataFrame(bad, SCHEMA))
+        page = client.get("/streams/s/quarantine?limit=2").get_json()
+        rest = client.get(f"/streams/s/quarantine?cursor={page['cursor']}").get_json()
+        assert [r["offset"] for r in page["rows"] + rest["rows"]] == [COUNT + 62, COUNT + 61, COUNT + 60]
+        assert rest["cursor"] is None and "not a JSON object" in rest["rows"][0]["reason"]
+        assert client.get("/streams/nope/quarantine").status_code == 404
+    finally:
+        app.extensions["statehouse"].replica.stop()

@@ -1,0 +1,154 @@
+"""Reads of the lake itself, for what the replica does not hold: a key's history, the past, what was refused.
+
+Each scans a table, so they are for a person's question and not for traffic: one at a time, with a connection of their own
+that is made anew every so often, as DuckDB 1.5.5 keeps some 18 KiB of every filtered scan of a Delta table.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import duckdb
+import pyarrow as pa
+
+from api import duck
+from api.duck import literal, quoted
+from api.fold import GUARD, Fold
+from api.snapshot import Row, Snapshot, load, of_table
+from statehouse.config import Config, Store
+from statehouse.fold import Rule, gained
+from statehouse.fold import quoted as spark_quoted
+from statehouse.tables import LOADED, opened, table
+from statehouse.transpile import to_duckdb
+
+SCANS = 500  # of one connection
+WANTED = "_wanted"  # the key that is asked for
+
+
+class Lake:
+    """The tables of a configuration, read directly. Raises what DuckDB raises where a version is gone."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._lock = threading.Lock()
+        self._connection: duckdb.DuckDBPyConnection | None = None
+        self._scans = 0
+
+    def history(self, snapshot: Snapshot, parts: Sequence[str], before: int | None, limit: int) -> list[Row]:
+        """The events of a key, newest first, before an order key where one is given: what the store makes of each."""
+        assert snapshot.rule is not None and snapshot.position is not None
+        rule = _unwindowed(snapshot.rule)
+        bound = f"_order < {int(before)}" if before is not None else "TRUE"
+        with self._scanning() as db, self._changelog(db, rule, snapshot.position) as changelog:
+            events = self._events(db, rule, snapshot, parts, changelog)
+            found = db.execute(
+                f"SELECT _order, CAST(_event_time AS TIMESTAMP) AS event_time, _op AS op, _agent AS agent, _value AS value "
+                f"FROM ({to_duckdb(events)}) WHERE {bound} ORDER BY _order DESC LIMIT {int(limit)}"
+            ).to_arrow_table()
+        rows = found.to_pylist(maps_as_pydicts="strict")
+        return [{**row, "_order": int(row["_order"]), **_coordinates(int(row["_order"]))} for row in rows]
+
+    def at(self, snapshot: Snapshot, parts: Sequence[str], moment: dt.datetime) -> Row | None:
+        """The state of a key as its events up to an event time make it (naive, UTC)."""
+        rule = snapshot.rule
+        assert rule is not None and snapshot.position is not None
+        with self._scanning() as db, self._changelog(db, rule, snapshot.position) as changelog:
+            db.execute(
+                f"CREATE OR REPLACE TEMP TABLE _moment AS SELECT {literal(moment.isoformat())}::TIMESTAMPTZ AS moment"
+            )
+            events = (
+                f"{self._events(db, rule, snapshot, parts, changelog)} AND _event_time <= (SELECT moment FROM _moment)"
+            )
+            made = Fold(db, rule, "at").alone(f"({events})")
+            columns = ", ".join(f"CAST({quoted(n)} AS {t}) AS {quoted(n)}" for n, t in snapshot.types.items())
+            found = db.execute(f"SELECT {columns} FROM {quoted(made)} WHERE _present ORDER BY ALL").to_arrow_table()
+        return of_table(found, rule, snapshot.types).get(parts)
+
+    def version(
+        self, store: Store, parts: Sequence[str], snapshot: Snapshot, version: int
+    ) -> tuple[Row | None, int | None]:
+        """The state of a key as a version of the table has it, and that version's position."""
+        with self._scanning() as db:
+            self._want(db, snapshot, parts)
+            found = load(db, self.config, store, version, WANTED)
+        return found.get(parts), found.position
+
+    def quarantine(self, stream: str, before: tuple[int, int] | None, limit: int) -> list[Row]:
+        """What was refused of a stream, newest first by partition and offset."""
+        path = table(self.config, "quarantine", stream)
+        if opened(path) is None:
+            return []
+        bound = "TRUE" if before is None else f'(partition, "offset") < ({int(before[0])}, {int(before[1])})'
+        with self._scanning() as db:
+            return (
+                db.execute(
+                    f"""SELECT topic, partition, "offset", CAST(timestamp AS TIMESTAMP) AS timestamp, key, payload, payload_bytes,
+                    reason, CAST(log_time AS TIMESTAMP) AS log_time
+                FROM delta_scan({literal(path)}) WHERE {bound} ORDER BY partition DESC, "offset" DESC LIMIT {int(limit)}"""
+                )
+                .to_arrow_table()
+                .to_pylist()
+            )
+
+    @contextmanager
+    def _scanning(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        with self._lock:
+            if self._connection is None or self._scans >= SCANS:
+                if self._connection is not None:
+                    self._connection.close()
+                self._connection, self._scans = duck.connect(), 0
+            self._scans += 1
+            yield self._connection
+
+    @contextmanager
+    def _changelog(self, db: duckdb.DuckDBPyConnection, rule: Rule, version: int) -> Iterator[str]:
+        """The changelog as of a version, as a relation in Spark's words, with columns that the stream has gained."""
+        stream = self.config.streams[rule.store.stream]
+        path = table(self.config, "changelog", stream.name)
+        db.execute(
+            f"ATTACH {literal(path)} AS _changelog (TYPE delta, READ_ONLY, PIN_SNAPSHOT, VERSION {int(version)})"
+        )
+        try:
+            names = [row[0] for row in db.execute("DESCRIBE SELECT * FROM _changelog").fetchall()]
+            yield filled("_changelog", gained(stream, names), names)
+        finally:
+            db.execute("DETACH DATABASE _changelog")
+
+    def _events(
+        self, db: duckdb.DuckDBPyConnection, rule: Rule, snapshot: Snapshot, parts: Sequence[str], changelog: str
+    ) -> str:
+        """The store's events of one key, in Spark's words; ends with a condition."""
+        self._want(db, snapshot, parts)
+        keys = ", ".join(map(spark_quoted, rule.key_columns))
+        return f"SELECT * FROM ({rule.project(changelog, guard=GUARD)}) WHERE ({keys}) IN (SELECT {keys} FROM {WANTED})"
+
+    def _want(self, db: duckdb.DuckDBPyConnection, snapshot: Snapshot, parts: Sequence[str]) -> None:
+        assert snapshot.rule is not None
+        key = dict(zip(snapshot.rule.key_columns, snapshot.key(parts), strict=True))
+        db.register("_key_asked_for", pa.table({name: [value] for name, value in key.items()}))
+        columns = ", ".join(f"CAST({quoted(n)} AS {snapshot.types[n]}) AS {quoted(n)}" for n in key)
+        db.execute(f"CREATE OR REPLACE TEMP TABLE {WANTED} AS SELECT {columns} FROM _key_asked_for")
+        db.unregister("_key_asked_for")
+
+
+def filled(relation: str, made: dict[str, str], names: list[str]) -> str:
+    """A relation whose columns ``names`` have some made by expressions; in Spark's words."""
+    if not made:
+        return relation
+    columns = [spark_quoted(n) for n in names if n not in made] + [f"{e} AS {spark_quoted(n)}" for n, e in made.items()]
+    return f"(SELECT {', '.join(columns)} FROM {relation})"
+
+
+def _unwindowed(rule: Rule) -> Rule:
+    """The same rule without windows: an event once, and not in each of its windows."""
+    kept = {k: v for k, v in rule.store.definition.items() if k not in ("window", "retention")}
+    store = Store.model_validate({**kept, "name": rule.store.name})
+    return Rule(store, rule.key_types, rule.value_input, rule.own_types)
+
+
+def _coordinates(order: int) -> dict[str, int]:
+    """What is packed in an order key, see statehouse.reducers.ORDER."""
+    return {"partition": order // 10**15 % 10**5 + LOADED, "offset": order % 10**15}

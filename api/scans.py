@@ -1,0 +1,70 @@
+"""The part of a store that a scan is of, and its pages one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from api.problems import Problem
+from api.snapshot import Inside, Row, Snapshot
+from api.typed import canonical
+
+PAGE = 5000  # rows that are made while those who change the state wait
+
+
+def bounds(snapshot: Snapshot, asked: dict[str, str]) -> tuple[tuple[Any, ...], Inside]:
+    """Where the scan begins, and a test that holds as long as it goes on: of ``prefix``, ``from`` and ``to``."""
+    least = _key(snapshot, "from", asked["from"]) if "from" in asked else ()
+    most = _key(snapshot, "to", asked["to"]) if "to" in asked else None
+    prefix: tuple[Any, ...] = ()
+    if "prefix" in asked:
+        prefix = _prefix(snapshot, asked["prefix"])
+        least = max(least, prefix)
+    depth = len(prefix) - 1
+
+    def inside(key: tuple[Any, ...]) -> bool:
+        if most is not None and key[: len(most)] >= most:
+            return False
+        return not prefix or (key[:depth] == prefix[:depth] and key[depth].startswith(prefix[depth]))
+
+    return least, inside
+
+
+def pages(
+    snapshot: Snapshot, bounds: tuple[tuple[Any, ...], Inside], after: Sequence[str] | None, limit: int | None
+) -> Iterator[list[Row]]:
+    """All of a scan, page by page. A key that changes meanwhile is given once, as it was or as it is."""
+    left = limit
+    while left is None or left > 0:
+        wanted = PAGE if left is None else min(PAGE, left)
+        rows, _ = snapshot.page(after, wanted, bounds)
+        if rows:
+            yield rows
+        if len(rows) < wanted:
+            return
+        after = snapshot.texts(rows[-1])
+        left = None if left is None else left - len(rows)
+
+
+def _parts(snapshot: Snapshot, text: str) -> list[str]:
+    assert snapshot.rule is not None
+    return text.split("/") if snapshot.rule.store.composite else [text]
+
+
+def _key(snapshot: Snapshot, name: str, text: str) -> tuple[Any, ...]:
+    assert snapshot.rule is not None
+    parts, kinds = _parts(snapshot, text), snapshot.rule.key_types
+    if len(parts) > len(kinds):
+        raise Problem(400, "bad-parameter", f"{name}: found {len(parts)} parts, expected at most {len(kinds)}")
+    try:
+        return snapshot.key([canonical(part, kind) for part, kind in zip(parts, kinds, strict=False)])
+    except ValueError as error:
+        raise Problem(400, "bad-parameter", f"{name}: found {text[:100]!r}, {error}") from None
+
+
+def _prefix(snapshot: Snapshot, text: str) -> tuple[Any, ...]:
+    assert snapshot.rule is not None
+    parts, kinds = _parts(snapshot, text), snapshot.rule.key_types
+    if len(parts) > len(kinds) or kinds[len(parts) - 1].upper() != "STRING":
+        raise Problem(400, "bad-parameter", f"prefix: found {text[:100]!r}, expected one of a part that is text")
+    return (*_key(snapshot, "prefix", "/".join(parts[:-1])), parts[-1]) if len(parts) > 1 else (parts[-1],)
