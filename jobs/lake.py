@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from delta.tables import DeltaTable
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from statehouse.config import Config, Stream
@@ -55,7 +56,21 @@ def create(spark: SparkSession, path: str, columns: dict[str, str], properties: 
         builder = builder.addColumn(name, kind)
     for name, value in properties.items():
         builder = builder.property(name, value)
-    builder.execute()
+    try:
+        builder.execute()
+    except AnalysisException as error:
+        if "DELTA_TABLE_NOT_FOUND" not in str(error) or not _half_made(spark, path):
+            raise
+        remove(spark, f"{path}/_delta_log")
+        builder.execute()
+
+
+def _half_made(spark: SparkSession, path: str) -> bool:
+    """Whether a process ended between making a table's folder and its first commit."""
+    names = [
+        status.getPath().getName() for status in _files(spark, path).listStatus(_path(spark, f"{path}/_delta_log"))
+    ]
+    return not any(name.endswith((".json", ".parquet")) for name in names)
 
 
 def create_stream(spark: SparkSession, config: Config, stream: Stream) -> None:
@@ -119,9 +134,15 @@ def _keys(rule: Rule) -> str:
 
 def remove(spark: SparkSession, path: str) -> None:
     """Delete a folder with all that is in it, wherever Spark can reach it; nothing where there is none."""
-    jvm: Any = spark._jvm
-    folder = jvm.org.apache.hadoop.fs.Path(path)
-    folder.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()).delete(folder, True)
+    _files(spark, path).delete(_path(spark, path), True)
+
+
+def _path(spark: SparkSession, path: str) -> Any:
+    return spark._jvm.org.apache.hadoop.fs.Path(path)  # type: ignore[union-attr]
+
+
+def _files(spark: SparkSession, path: str) -> Any:
+    return _path(spark, path).getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
 
 
 def replace(rows: DataFrame, path: str, properties: dict[str, str]) -> None:

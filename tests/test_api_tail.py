@@ -34,13 +34,14 @@ def shown(replica, store):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
-def test_every_answer_is_the_oracles_whether_it_is_merged_or_not(spark, filled, monkeypatch, seed):  # noqa: F811
+def test_every_answer_is_the_oracles_whether_it_is_merged_or_not(spark, filled, monkeypatch):  # noqa: F811
     config, events = filled
     monkeypatch.setattr("api.replica.OVERLAY", 5)  # so that newer versions are read, too
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
     dice, replica = random.Random(seed), Replica(config)
     ingest = Ingest(spark, config, config.streams["s"])
-    for number in range(6):
+    for number in range(4):
         records, new = drawn(100 * seed + number, 40, first=COUNT + 40 * number)
         events = events + new
         ingest.batch(spark.createDataFrame(records, SCHEMA))
@@ -56,7 +57,7 @@ def test_every_answer_is_the_oracles_whether_it_is_merged_or_not(spark, filled, 
     gone = replica.snapshot("total").get(["gone"])
     assert gone is None
     late = {"key": "gone", "n": 1, "ts": "2023-01-01T00:00:00Z"}
-    ingest.batch(spark.createDataFrame([record("t", 0, COUNT + 240, T0, "gone", late)], SCHEMA))
+    ingest.batch(spark.createDataFrame([record("t", 0, COUNT + 160, T0, "gone", late)], SCHEMA))
     replica.refresh()
     assert replica.snapshot("total").get(["gone"]) is None, "older than its purge, which the tombstones remember"
 

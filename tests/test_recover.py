@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import random
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -90,8 +91,8 @@ def whole(spark, config, store):
 
 
 def merged(spark, config, *stores):
-    for store in stores or config.stores:
-        Merge(spark, config, config.stores[store]).round()
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(lambda store: Merge(spark, config, config.stores[store]).round(), stores or config.stores))
 
 
 def more(spark, config, records, *stores):
@@ -255,6 +256,14 @@ def test_a_merge_interrupted_between_any_two_steps_and_tried_again(spark, lake, 
     assert reached == set(MERGE_STEPS), "each step was reached"
     for store in stores:
         assert state(spark, config, store.name) == right(known, store.name)
+
+
+def test_a_table_whose_making_was_interrupted_is_made(spark, lake):
+    config = written(lake)
+    for folder in ("changelog/s", "quarantine/s", "state/total", "tombstones/total"):
+        Path(config.root, folder, "_delta_log", "_staged_commits").mkdir(parents=True)
+    more(spark, config, [record("t", 0, 0, T0, "k", {"key": "k", "agent": "a", "n": 1, "ts": iso(T0)})], "total")
+    assert state(spark, config, "total") == {"k": 1}
 
 
 def _compacted(spark, config):
