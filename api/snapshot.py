@@ -54,6 +54,10 @@ class Snapshot:
     overlay: SortedDict = field(default_factory=SortedDict)  # a key's row now; None: it is absent
     lock: threading.Lock = field(default_factory=threading.Lock)  # held to change the overlay and to scan it
 
+    def __post_init__(self) -> None:
+        self._keys = [self.columns[name] for name in self.rule.keys] if self.rule else []
+        self._floats = [n for n, t in self.types.items() if t == "FLOAT"]
+
     def get(self, parts: Sequence[str]) -> Row | None:
         """The state of a key, whose parts are given as text; None where it is absent. In a windowed store it is the key
         and its ``windows``, oldest first."""
@@ -153,21 +157,19 @@ class Snapshot:
                 made[name] = float(str(array[name][index].cast(pa.string()).as_py()))
         return made
 
-    @property
-    def _floats(self) -> list[str]:
-        return [n for n, t in self.types.items() if t == "FLOAT"]
-
     def _base(self, key: tuple[Any, ...]) -> Row | None:
         place = self._place(key)
         return self.row(self.columns, place) if place < self.size and self._key_at(place) == key else None
 
     def _key_at(self, index: int) -> tuple[Any, ...]:
-        assert self.rule is not None
-        return tuple(self.columns[name][index].as_py() for name in self.rule.keys)
+        return tuple(column[index].as_py() for column in self._keys)
 
     def _place(self, key: tuple[Any, ...], after: bool = False) -> int:
         """The first place in the version whose key is not before this one (or begins with it), or is ``after`` it."""
         find = bisect.bisect_right if after else bisect.bisect_left
+        if len(self._keys) == len(key) == 1:  # the common case, in half the time
+            (column,), (value,) = self._keys, key
+            return find(range(self.size), value, key=lambda index: column[index].as_py())
         return find(range(self.size), key, key=lambda index: self._key_at(index)[: len(key)])
 
     def _rows(self, start: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Row]]:

@@ -1,0 +1,111 @@
+"""Point reads over HTTP, and how soon a replica is ready: `python -m bench.reads [KEYS]`; needs `wrk`.
+
+A state table of that many keys is written, `statehouse serve` started on it, and wrk asks for random keys over eight
+connections, on the same machine: beside a handler that does nothing (`/healthz`) in the same run, to compare with.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
+
+from api import duck
+from statehouse.config import load
+from statehouse.fold import Rule
+from statehouse.tables import DEFINITION, POSITION, definition_of, table
+
+CONFIG = """root: ./lake
+streams:
+  s: {topic: t, schema: "key STRING, n BIGINT, ts TIMESTAMP", time: ts}
+stores:
+  total: {stream: s, key: key, value: n, reduce: sum}
+"""
+LUA = """
+math.randomseed(os.time())
+request = function() return wrk.format("GET", "/stores/total/keys/key-" .. math.random(0, %d)) end
+"""
+
+
+def write(folder: Path, keys: int) -> None:
+    """A state table as a merge leaves it."""
+    config = load(folder / "statehouse.yaml", {})
+    rule = Rule(config.stores["total"], ("STRING",), "BIGINT")
+    rows = (
+        duck.connect()
+        .sql(f"""
+        SELECT 'key-' || i AS key, CAST(hash(i) % 1000000 AS BIGINT) AS value, CAST(value AS DECIMAL(38,0)) AS total,
+            CAST(i AS DECIMAL(38,0)) AS _first, CAST(i AS DECIMAL(38,0)) AS _last, TIMESTAMPTZ '2024-01-01 00:00:00+00' AS _time,
+            _time AS event_time, _time AS changed_at, CAST(NULL AS DECIMAL(38,0)) AS reset FROM range({keys}) AS t(i)
+        """)
+        .to_arrow_table()
+    )
+    path = table(config, "state", "total")
+    properties = {DEFINITION: definition_of(rule)}
+    DeltaTable.create(path, Schema.from_arrow(rows.schema), configuration=properties, raise_if_key_not_exists=False)
+    done = CommitProperties(app_transactions=[Transaction(app_id=POSITION, version=1)])
+    write_deltalake(path, rows, mode="append", commit_properties=done)
+
+
+def wrk(url: str, script: Path | None = None) -> str:
+    """Requests per second and latencies over eight connections for ten seconds."""
+    words = ["wrk", "-t1", "-c8", "-d10s", "--latency", *(["-s", str(script)] if script else []), url]
+    said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    found = {name: (re.search(pattern, said) or ["", "?"])[1] for name, pattern in PATTERNS.items()}
+    bad = "" if "Non-2xx" not in said else ", errors!"
+    return f"{float(found['rate']):8,.0f}/s, p50 {found['p50']}, p99 {found['p99']}{bad}"
+
+
+PATTERNS = {"rate": r"Requests/sec:\s+([\d.]+)", "p50": r"50%\s+(\S+)", "p99": r"99%\s+(\S+)"}
+
+
+def main(keys: int = 1_000_000) -> None:
+    """Print a line for each figure."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "statehouse.yaml").write_text(CONFIG)
+        (folder / "keys.lua").write_text(LUA % (keys - 1))
+        write(folder, keys)
+        print(f"{keys} keys, load average {os.getloadavg()[0]:.1f}")
+        for workers in (1, 2):
+            began = time.monotonic()
+            process = subprocess.Popen(
+                [sys.executable, "-m", "statehouse.cli", "serve", "--port", "0", "--workers", str(workers)],
+                cwd=folder,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            try:
+                assert process.stdout
+                url = process.stdout.readline().split()[-1]
+                print(f"{workers} workers: ready after {time.monotonic() - began:.1f} s")
+                resident = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+                sizes = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 2**20 for pid in resident]
+                print(f"  resident: {', '.join(f'{size:.0f} MiB' for size in sizes)}")
+                print(f"  nothing      {wrk(f'{url}/healthz')}")
+                print(f"  point reads  {wrk(url, folder / 'keys.lua')}")
+                began = time.monotonic()
+                words = [
+                    "curl",
+                    "-s",
+                    "-H",
+                    "Accept: application/x-ndjson",
+                    f"{url}/stores/total/keys",
+                    "-o",
+                    "/dev/null",
+                ]
+                subprocess.run(words, check=True)
+                print(f"  all as NDJSON {keys / (time.monotonic() - began):,.0f} rows/s")
+            finally:
+                process.terminate()
+                process.wait()
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
