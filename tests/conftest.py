@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from statehouse.config import Config, load
+from tests.lakes import base, filled
+
+__all__ = ["base", "filled"]  # fixtures
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 

@@ -12,8 +12,9 @@ from api.replica import Replica
 from jobs.ingest import Ingest
 from jobs.merge import Merge
 from jobs.recover import recover
+from tests.lakes import BATCHES, COUNT, T0, drawn, right, written
 from tests.records import SCHEMA, iso, record
-from tests.test_recover import BATCHES, COUNT, T0, _compacted, base, drawn, filled, right, written  # noqa: F401 (fixtures)
+from tests.test_recover import _compacted
 
 
 def shown(replica, store):
@@ -34,7 +35,7 @@ def shown(replica, store):
 
 
 @pytest.mark.slow
-def test_every_answer_is_the_oracles_whether_it_is_merged_or_not(spark, filled, monkeypatch):  # noqa: F811
+def test_every_answer_is_the_oracles_whether_it_is_merged_or_not(spark, filled, monkeypatch):
     config, events = filled
     monkeypatch.setattr("api.replica.OVERLAY", 5)  # so that newer versions are read, too
     seed = random.randrange(10**6)
@@ -63,7 +64,7 @@ def test_every_answer_is_the_oracles_whether_it_is_merged_or_not(spark, filled, 
 
 
 @pytest.mark.slow
-def test_a_swapped_state_a_compacted_changelog_and_a_lost_feed_are_noticed(spark, lake, filled):  # noqa: F811
+def test_a_swapped_state_a_compacted_changelog_and_a_lost_feed_are_noticed(spark, lake, filled):
     config, events = filled
     replica = Replica(config)
     replica.refresh()
@@ -96,7 +97,7 @@ def test_a_swapped_state_a_compacted_changelog_and_a_lost_feed_are_noticed(spark
         assert other.status(store)["freshness"] == "changelog"
 
 
-def test_the_past_of_a_key_is_the_oracles(spark, filled):  # noqa: F811
+def test_the_past_of_a_key_is_the_oracles(spark, filled):
     config, events = filled
     ingest = Ingest(spark, config, config.streams["s"])
     records, new = drawn(77, 60, first=COUNT)
