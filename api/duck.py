@@ -22,8 +22,9 @@ def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def connect(version: str = duckdb.__version__) -> duckdb.DuckDBPyConnection:
-    """A new in-memory database that can attach Delta tables; its times are UTC."""
+def connect(version: str = duckdb.__version__, root: str | None = None) -> duckdb.DuckDBPyConnection:
+    """A new in-memory database that can attach Delta tables; its times are UTC. With a ``root`` on a file system no SQL
+    gets at any other file, and nothing can be loaded or set any more."""
     if version in WRONG:
         raise StatehouseError(
             f"found DuckDB {version}, which reads wrong rows from partitioned Delta tables: pip install 'duckdb==1.5.5'"
@@ -40,6 +41,10 @@ def connect(version: str = duckdb.__version__) -> duckdb.DuckDBPyConnection:
         raise StatehouseError(
             f"DuckDB {version} has no delta extension ({reason}): pip install 'duckdb-extension-delta=={version}'"
         ) from None
+    if root is not None and "://" not in root:  # elsewhere DuckDB loads what reads the store when it first has to
+        connection.execute(f"SET allowed_directories = [{literal(root)}]")
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET lock_configuration = true")
     return connection
 
 

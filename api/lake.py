@@ -99,7 +99,7 @@ class Lake:
             if self._connection is None or self._scans >= SCANS:
                 if self._connection is not None:
                     self._connection.close()
-                self._connection, self._scans = duck.connect(), 0
+                self._connection, self._scans = duck.connect(root=self.config.root), 0
             self._scans += 1
             yield self._connection
 

@@ -52,7 +52,7 @@ class Replica:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self._connection = duck.connect()
+        self._connection = duck.connect(root=config.root)
         self._db = self._connection.cursor()
         self._stores = {s.name: Followed(s, Log(table(config, "state", s.name))) for s in config.stores.values()}
         self._changelogs = {s: Log(table(config, "changelog", s)) for s in config.streams}
