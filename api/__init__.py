@@ -1,25 +1,26 @@
 """The serving half: Flask over a replica of the lake in DuckDB. Imports neither Spark nor the jobs.
 
 ``create_app`` makes the app; each module is one concern: ``stores`` reads, ``writes`` writes, ``page`` is for
-people, ``problems`` is what errors look like, ``replica`` follows the lake, ``server`` serves.
+people, ``gate`` says who may, ``problems`` is what errors look like, ``replica`` follows the lake, ``server`` serves.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from flask import Flask, Response
+from flask import Flask
 from werkzeug.routing import BaseConverter
 
-from api import problems
-from api.exact import answer
+from api import audit, cors, gate, problems
+from api.health import health
+from api.idempotency import Idempotency
 from api.lake import Lake
 from api.page import page
 from api.past import past
 from api.producer import Producer
 from api.replica import Replica
 from api.stores import reads
-from api.writes import MAX_BODY, writes
+from api.writes import writes
 from statehouse.config import Config
 
 
@@ -31,6 +32,7 @@ class Api:
     replica: Replica
     producer: Producer
     lake: Lake
+    idempotency: Idempotency = field(default_factory=Idempotency)
 
 
 class KeyConverter(BaseConverter):
@@ -41,20 +43,21 @@ class KeyConverter(BaseConverter):
 
 
 def create_app(config: Config) -> Flask:
-    """The API as a WSGI app. Loads what the lake has, then follows it in a background thread."""
+    """The API as a WSGI app. Loads what the lake has, then follows it in a background thread.
+
+    Raises ConfigError where the file of tokens is wrong.
+    """
     app = Flask(__name__, static_folder=None)
-    app.config["MAX_CONTENT_LENGTH"] = MAX_BODY
+    app.config["MAX_CONTENT_LENGTH"] = config.api.max_body
     app.url_map.converters["key"] = KeyConverter
     app.url_map.merge_slashes = False  # "a//b" is a key
     app.extensions["statehouse"] = api = Api(config, Replica(config), Producer(config.kafka), Lake(config))
     problems.install(app)
-    for blueprint in (page, reads, past, writes):
+    # In this order on the way in; on the way out the other way round.
+    cors.install(app, config.api.cors)
+    audit.install(app)
+    gate.install(app, config.api)
+    for blueprint in (health, page, reads, past, writes):
         app.register_blueprint(blueprint)
-
-    @app.get("/healthz")
-    def healthz() -> Response:
-        """Whether this process answers; it does so without the lake and without Kafka."""
-        return answer({"status": "ok"})
-
     api.replica.start()
     return app

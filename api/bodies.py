@@ -1,27 +1,42 @@
-"""A request's body as JSON, or a problem."""
+"""A request's body: whole, and as JSON, or a problem."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from flask import Request
+from werkzeug.exceptions import RequestEntityTooLarge
 
 from api.exact import dumps, loads
-from api.problems import Problem
+from api.problems import Problem, refused
+
+
+def raw_of(request: Request, mimetype: str) -> bytes:
+    """The bytes that a request brings, all of them: a part of a body is never taken for the whole."""
+    if request.mimetype != mimetype:
+        found = request.mimetype or "none"
+        raise Problem(415, "bad-body", f"found the content type {found[:100]}, expected {mimetype}")
+    body, length, limit = request.get_data(cache=False), request.content_length, request.max_content_length
+    # Werkzeug gives the beginning of a body that is sent in chunks and goes on beyond the limit.
+    if limit is not None and length != len(body) >= limit:
+        raise RequestEntityTooLarge
+    if length is not None and len(body) < length:
+        raise refused("bad-body", f"{len(body)} bytes", f"{length}, as the header Content-Length says")
+    return body
+
+
+def decoded(body: bytes, such_as: str) -> dict[str, Any]:
+    """A JSON object, every digit of its numbers kept."""
+    try:
+        found = loads(body.decode("utf-8"))
+        dumps(found).encode()  # half of a surrogate pair is JSON, but no text
+    except ValueError as error:
+        raise refused("bad-body", f"a body that is not JSON in UTF-8 ({error})", "an object") from None
+    if not isinstance(found, dict):
+        raise refused("bad-body", dumps(found)[:100], f"an object such as {such_as}")
+    return found
 
 
 def body_of(request: Request) -> dict[str, Any]:
     """The JSON object that a request brings."""
-    if request.mimetype != "application/json":
-        found = request.mimetype or "none"
-        raise Problem(415, "bad-body", f"found the content type {found[:100]}, expected application/json")
-    try:
-        body = loads(request.get_data(cache=False).decode("utf-8"))
-        dumps(body).encode()  # half of a surrogate pair is JSON, but no text
-    except ValueError as error:
-        raise Problem(
-            400, "bad-body", f"found a body that is not JSON in UTF-8 ({error}), expected an object"
-        ) from None
-    if not isinstance(body, dict):
-        raise Problem(400, "bad-body", f'found {dumps(body)[:100]}, expected an object such as {{"value": 1}}')
-    return body
+    return decoded(raw_of(request, "application/json"), '{"value": 1}')

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
-from api.problems import Problem
+from api.problems import Problem, refused
 from api.typed import canonical
 from statehouse.config import Store
 from statehouse.fold import Rule
@@ -25,8 +25,8 @@ SEGMENTS = 4  # of /stores/{store}/keys/{key}, up to the key
 
 def of_request(environ: Mapping[str, Any], store: Store, rule: Rule | None) -> list[str]:
     """The parts of the key that a request's path names, checked against the key's types if they are known."""
-    kinds = list(rule.key_types) if rule else ["STRING"] * len(store.keys)
-    return typed([_utf8(part) for part in _parts(environ, store, kinds)], store, kinds)
+    types = kinds(store, rule)
+    return typed([_utf8(part) for part in _parts(environ, store, types)], store, types)
 
 
 def without(environ: Mapping[str, Any], suffix: str) -> Mapping[str, Any] | None:
@@ -42,24 +42,39 @@ def without(environ: Mapping[str, Any], suffix: str) -> Mapping[str, Any] | None
     return trimmed
 
 
-def typed(parts: Sequence[str], store: Store, kinds: Sequence[str]) -> list[str]:
+def kinds(store: Store, rule: Rule | None) -> list[str]:
+    """The types of a key's parts; text where they are not known yet."""
+    return list(rule.key_types) if rule else ["STRING"] * len(store.keys)
+
+
+def typed(parts: Sequence[str], store: Store, types: Sequence[str]) -> list[str]:
     """The parts of a key in the form that both engines cast alike, or a problem."""
     names = "/".join(k.name for k in store.keys)
-    if len(parts) != len(kinds):
-        raise Problem(400, "bad-key", f"found {len(parts)} parts separated by '/', expected {len(kinds)}: {names}")
+    if len(parts) != len(types):
+        raise refused("bad-key", f"{len(parts)} parts separated by '/'", f"{len(types)}: {names}")
     made = []
-    for key, part, kind in zip(store.keys, parts, kinds, strict=True):
+    for key, part, kind in zip(store.keys, parts, types, strict=True):
         try:
             made.append(canonical(part, kind))
         except ValueError as error:
-            detail = f"{key.name}: found {part[:100]!r}, {error}"
-            raise Problem(400, "bad-key", detail, found=part[:100], expected=kind) from None
+            expected = str(error).removeprefix("expected ")
+            raise refused("bad-key", repr(part[:100]), expected, at=key.name) from None
     return made
+
+
+def size(parts: Sequence[str]) -> int:
+    """The bytes of a key's text, before it is percent-encoded."""
+    return sum(len(part.encode()) for part in parts) + len(parts) - 1
 
 
 def kafka_key(parts: Sequence[str], store: Store) -> str:
     """The key's text in Kafka: as it is, or a composite key's parts percent-encoded with '/' between them."""
     return "/".join(quote(part, safe="") for part in parts) if store.composite else parts[0]
+
+
+def of_text(text: str, store: Store) -> list[str]:
+    """The parts of a key as it is in Kafka, not checked yet; a problem where they are not UTF-8."""
+    return [_utf8(unquote_to_bytes(part)) for part in text.split("/")] if store.composite else [text]
 
 
 def cursor(parts: Sequence[str]) -> str:
@@ -125,4 +140,4 @@ def _utf8(part: bytes) -> str:
     try:
         return part.decode()
     except UnicodeDecodeError:
-        raise Problem(400, "bad-key", f"found {part[:50]!r}, expected UTF-8, percent-encoded") from None
+        raise refused("bad-key", repr(part[:50]), "UTF-8, percent-encoded") from None

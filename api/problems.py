@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from flask import Flask, Response
@@ -23,22 +24,41 @@ TITLES = {
     "unknown-stream": "There is no such stream",
     "no-reports": "The store is not over agents",
     "not-yet": "The write is not visible yet",
+    "bad-header": "A header is wrong",
     "bad-body": "The request's body is wrong",
     "bad-value": "The store does not take this value",
+    "bad-lines": "Lines of the request's body are wrong",
+    "length-required": "The request does not say how long it is",
     "windowed-store": "A window cannot be set",
     "too-large": "The request is too large",
+    "key-too-long": "The key is too long",
+    "idempotency-key-reused": "Another request had this Idempotency-Key",
+    "unauthorized": "The request has no valid token",
+    "forbidden": "The token does not allow this",
+    "too-many-requests": "Too many requests",
+    "busy": "Too many requests wait already",
     "kafka-unavailable": "Kafka does not answer",
+    "not-ready": "Not every store can be served as it should be",
 }
 
 log = logging.getLogger("statehouse.api")
 
 
 class Problem(Exception):
-    """An error for the caller; ``kind`` is for programs, ``detail`` says what was found and expected."""
+    """An error for the caller; ``kind`` is for programs, ``detail`` says what was found and expected, ``more`` are
+    further members of the document."""
 
-    def __init__(self, status: int, kind: str, detail: str, **more: Any) -> None:
+    def __init__(
+        self, status: int, kind: str, detail: str, headers: Mapping[str, str] | None = None, **more: Any
+    ) -> None:
         super().__init__(detail)
-        self.status, self.kind, self.detail, self.more = status, kind, detail, more
+        self.status, self.kind, self.detail, self.headers, self.more = status, kind, detail, headers or {}, more
+
+
+def refused(kind: str, found: str, expected: str, at: str = "", advice: str = "") -> Problem:
+    """What a caller sent and is wrong, 400: ``at`` is where in it, ``advice`` what else may be meant."""
+    detail = f"{at}{': ' if at else ''}found {found}, expected {expected}{advice}"
+    return Problem(400, kind, detail, found=found, expected=expected)
 
 
 def document(status: int, title: str, detail: str, kind: str | None = None, **more: Any) -> Response:
@@ -58,7 +78,9 @@ def install(app: Flask) -> None:
 
     @app.errorhandler(Problem)
     def problem(error: Problem) -> Response:
-        return document(error.status, TITLES[error.kind], error.detail, error.kind, **error.more)
+        response = document(error.status, TITLES[error.kind], error.detail, error.kind, **error.more)
+        response.headers.update(error.headers)
+        return response
 
     @app.errorhandler(StatehouseError)
     def on_purpose(error: StatehouseError) -> Response:

@@ -6,9 +6,10 @@ that while Kafka is away the writes cannot take all of the server's threads from
 
 from __future__ import annotations
 
+import queue
 import threading
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as Late
+import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message
@@ -34,6 +35,14 @@ class Token(NamedTuple):
         return f"{self.topic}:{self.partition}:{self.offset}"
 
 
+class Record(NamedTuple):
+    """An event as it goes to Kafka."""
+
+    key: str
+    payload: str | None
+    headers: tuple[tuple[str, str], ...]
+
+
 class Producer:
     """Sends events; thread-safe. Nothing is opened before the first one."""
 
@@ -43,45 +52,62 @@ class Producer:
         self._opening = threading.Lock()
         self._places = threading.BoundedSemaphore(WAITING)
 
-    def send(self, topic: str, key: str, payload: str | None, headers: dict[str, str]) -> Token:
-        """Send an event and wait for the acknowledgement.
+    def send(self, topic: str, records: Sequence[Record]) -> list[Token]:
+        """Send events and wait until Kafka has acknowledged all of them; their tokens, in no particular order.
 
-        Raises KafkaUnavailable when there is none in time: the event may have arrived all the same.
+        Raises KafkaUnavailable when that is not so in time, or the client's queue is full: of the events some, or
+        all, may have arrived all the same. Raises a problem where one is larger than Kafka takes.
         """
         if not self._places.acquire(blocking=False):
             raise self._away(f"{WAITING} writes are waiting for it already")
         try:
-            return self._send(topic, key, payload, headers)
+            return self._send(topic, records)
         finally:
             self._places.release()
 
-    def _send(self, topic: str, key: str, payload: str | None, headers: dict[str, str]) -> Token:
-        done: Future[Token] = Future()
+    def _send(self, topic: str, records: Sequence[Record]) -> list[Token]:
+        arrived: queue.SimpleQueue[Token | KafkaError] = queue.SimpleQueue()
 
         def delivered(error: KafkaError | None, message: Message) -> None:
-            if error:
-                done.set_exception(KafkaException(error))
-            else:
-                done.set_result(Token(topic, message.partition() or 0, message.offset() or 0))
+            arrived.put(error or Token(topic, message.partition() or 0, message.offset() or 0))
 
+        tokens: list[Token] = []
+        failure: KafkaError | str | None = None
+        produced, until = 0, time.monotonic() + PATIENCE
         try:
             client = self._open()
-            body = None if payload is None else payload.encode()
-            client.produce(topic, key=key.encode(), value=body, headers=list(headers.items()), on_delivery=delivered)
-            return done.result(PATIENCE)
+            for key, payload, headers in records:
+                body = None if payload is None else payload.encode()
+                client.produce(topic, key=key.encode(), value=body, headers=list(headers), on_delivery=delivered)
+                produced += 1
         except KafkaException as error:
-            raise self._failed(error.args[0]) from None
+            failure = error.args[0]
         except BufferError:
-            raise self._away("the client's queue is full") from None
-        except Late:
-            raise self._away("no acknowledgement") from None
+            failure = "the client's queue is full"
+        for _ in range(produced):  # also after a failure: how many have arrived is worth telling
+            try:
+                found = arrived.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                failure = failure or "no acknowledgement"
+                break
+            if isinstance(found, Token):
+                tokens.append(found)
+            else:
+                failure = failure or found
+        if failure:
+            raise self._failed(failure, len(tokens), len(records))
+        return tokens
 
-    def _failed(self, error: KafkaError) -> Exception:
-        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-            return Problem(413, "too-large", "Kafka refuses a message of this size: see the topic's max.message.bytes")
-        if error.fatal():  # this client is done for; the next write opens another
+    def _failed(self, reason: KafkaError | str, arrived: int, count: int) -> Exception:
+        so_far = f"; {arrived} of {count} events were acknowledged" if count > 1 else ""
+        if isinstance(reason, str):
+            return self._away(reason + so_far)
+        if reason.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            detail = f"Kafka refuses a message of this size: see the topic's max.message.bytes{so_far}"
+            return Problem(413, "too-large", detail)
+        if reason.fatal():  # this client is done for; the next write opens another
             self._client = None
-        return self._away(error.str())
+        return self._away(reason.str() + so_far)
 
     def _away(self, reason: str) -> KafkaUnavailable:
         return KafkaUnavailable(f"Kafka at {self._properties.get('bootstrap.servers')}: {reason}")
@@ -92,6 +118,7 @@ class Producer:
                 client = Client(
                     {
                         "linger.ms": 1,
+                        "partitioner": "murmur2_random",  # Java's: a key's events are in one partition, whoever sent them
                         "reconnect.backoff.max.ms": 1000,
                         **librdkafka(self._properties),
                         "acks": "all",

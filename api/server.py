@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import http.client
 import ipaddress
 import multiprocessing
+import os
 import socket
 import threading
 import time
@@ -15,7 +17,8 @@ from granian import Granian
 from granian.constants import Interfaces
 from granian.log import LogLevels
 
-from api import create_app, duck
+from api import create_app, duck, tokens
+from statehouse import logs
 from statehouse.config import Config
 from statehouse.errors import ConfigError, StatehouseError
 
@@ -26,11 +29,15 @@ STOP_SECONDS = 3
 def serve(config: Config, host: str = "127.0.0.1", port: int = 8080, workers: int = 1) -> int:
     """Serve until SIGTERM or Ctrl-C; port 0 is a free one.
 
-    Prints ``serving on http://HOST:PORT`` once it answers; gives the exit code.
+    Prints ``serving on http://HOST:PORT`` once it answers; gives the exit code. Raises ConfigError for an address that
+    others can reach while there are no tokens.
     """
-    host = _loopback(host)
+    host = _address(host, config)
     port = _free(host, port)
-    duck.connect().close()  # what is wrong with DuckDB is said here, once, and not by each worker
+    # What is wrong is said here, once, and not by each worker.
+    duck.connect().close()
+    if config.api.tokens:
+        tokens.read(config.api.tokens)
     # Not forked: DuckDB's, Kafka's and deltalake's threads would not be there in the copy.
     multiprocessing.set_start_method("spawn", force=True)
     server = Granian(
@@ -52,19 +59,24 @@ def serve(config: Config, host: str = "127.0.0.1", port: int = 8080, workers: in
 
 def application(config: Config) -> Flask:
     """A worker's own app."""
+    logs.to_stderr()  # a worker is a process of its own
+    # It ends without tidying up: granian's threads end at the same time, and take their DuckDB cursors with them,
+    # which the interpreter's own end now and then turned into an abort ("terminate called without ...").
+    atexit.register(os._exit, 0)
     return create_app(config)
 
 
-def _loopback(host: str) -> str:
+def _address(host: str, config: Config) -> str:
     address = "127.0.0.1" if host == "localhost" else host
     try:
-        if ipaddress.ip_address(address).is_loopback:
+        if ipaddress.ip_address(address).is_loopback or config.api.tokens:
             return address
     except ValueError:
-        pass
+        if config.api.tokens:
+            raise ConfigError(f"found --host {host}, expected an IP address, such as 0.0.0.0 for all") from None
     raise ConfigError(
-        f"found --host {host}, expected a loopback address such as 127.0.0.1: "
-        "who may read and write cannot be told apart yet, so the API is for this machine only"
+        f"found --host {host}, expected a loopback address such as 127.0.0.1: without 'api: tokens' "
+        "anyone who can reach the API may read and write, so it is for this machine only"
     )
 
 

@@ -1,27 +1,27 @@
-"""Writing: a set or a purge of a key, sent to the stream's topic as an event like any other.
+"""Writing: a set or a purge of a key, or many of them, sent to the stream's topic as events like any other.
 
-The state changes when the event comes back by way of the changelog. What would only end in the quarantine is
-refused here, before it is sent: a key or a value that is not of the store's types.
+The state changes when an event comes back by way of the changelog. Nothing is answered with 202 that Kafka has not
+acknowledged.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from flask import Blueprint, Response, current_app, request
+from flask import Blueprint, Response, current_app, g, request
 
-from api import keys
-from api.bodies import body_of
-from api.exact import answer, dumps
-from api.problems import Problem
+from api import audit, bulk, events, keys
+from api.bodies import body_of, raw_of
+from api.exact import answer
+from api.idempotency import HEADER
+from api.problems import Problem, refused
+from api.producer import Record, Token
 from api.stores import the_replica, the_store
-from api.typed import conforming
 from statehouse.config import Store
 from statehouse.fold import Rule
-from statehouse.kafka import OP_HEADER, STORE_HEADER
-
-MAX_BODY = 1_000_000
-DEFAULT_AGENT = "api"
 
 writes = Blueprint("writes", __name__)
 
@@ -34,39 +34,34 @@ def put_key(store: str, key: str) -> Response:
         detail = f"found a PUT, expected GET or DELETE: {store} has windows, and a set names none"
         raise Problem(405, "windowed-store", detail, allowed=["GET", "HEAD", "DELETE"])
     parts = keys.of_request(request.environ, defined, rule)
-    return _send(defined, parts, "set", dumps(event(body_of(request), defined, rule)))
+    return _one(defined, events.set_to(parts, body_of(request), defined, rule))
 
 
 @writes.delete("/stores/<store>/keys/<key:key>")
 def delete_key(store: str, key: str) -> Response:
     """Purge a key: 202 and the event's token once Kafka has acknowledged it."""
     defined, rule = _named(store)
-    return _send(defined, keys.of_request(request.environ, defined, rule), "purge", None)
+    return _one(defined, events.purge(keys.of_request(request.environ, defined, rule), defined))
 
 
-def event(body: dict[str, Any], store: Store, rule: Rule | None) -> dict[str, Any]:
-    """The payload of a set, or a problem; a value is checked where the store's types are known."""
-    for name in body:
-        if name not in ("value", "agent"):
-            raise Problem(400, "bad-body", f"found the field {name[:100]!r}, expected value or agent")
-    if "value" not in body:
-        raise Problem(400, "bad-body", 'found no value, expected one, such as {"value": 1}')
-    reducer, value = store.reducer, body["value"]
-    if value is None and reducer.additive:
-        raise Problem(400, "bad-value", f"found null, expected a value: to clear a key of a {reducer.name}, use DELETE")
-    if value is not None and rule is not None:
-        try:
-            value = conforming(value, rule.event_type)
-        except ValueError as error:
-            found = dumps(value)[:100]
-            detail = f"value: found {found}, {error}"
-            raise Problem(400, "bad-value", detail, found=found, expected=rule.event_type) from None
-    agent = body.get("agent", DEFAULT_AGENT)
-    if "agent" in body and not reducer.per_agent:
-        raise Problem(400, "bad-body", f"found an agent, expected none: {reducer.name} does not tell agents apart")
-    if not isinstance(agent, str):
-        raise Problem(400, "bad-body", f"agent: found {dumps(agent)[:100]}, expected a string")
-    return {"value": value, "agent": agent} if reducer.per_agent else {"value": value}
+@writes.post("/stores/<store>/keys")
+def post_keys(store: str) -> Response:
+    """Set and purge many keys: 202, how many, and the last token of each partition, once Kafka has them all."""
+    defined, rule = _named(store)
+    if request.content_length is None:
+        # Of lines that come in chunks the last ones may be missing: a lost connection looks like their end.
+        raise Problem(411, "length-required", "found no Content-Length, expected it: lines are not taken in chunks")
+    limit = current_app.extensions["statehouse"].config.api.max_key
+    records = bulk.records(raw_of(request, bulk.MIMETYPE), defined, rule, limit)
+    audit.note(keys=len(records))
+
+    def said(tokens: list[Token]) -> dict[str, Any]:
+        last = {t.partition: t for t in sorted(tokens)}
+        return {"events": len(tokens), "tokens": [str(t) for t in last.values()]}
+
+    document = _sent(defined, records, said)
+    audit.note(tokens=document["tokens"])
+    return answer(document, 202)
 
 
 def _named(name: str) -> tuple[Store, Rule | None]:
@@ -75,9 +70,29 @@ def _named(name: str) -> tuple[Store, Rule | None]:
     return (rule.store if rule else defined), rule
 
 
-def _send(store: Store, parts: list[str], op: str, payload: str | None) -> Response:
+def _one(store: Store, record: Record) -> Response:
+    audit.note(key=record.key)
+    document = _sent(store, [record], lambda tokens: {"token": str(tokens[0])})
+    audit.note(token=document["token"])
+    return answer(document, 202)
+
+
+def _sent(store: Store, records: Sequence[Record], said: Callable[[list[Token]], dict[str, Any]]) -> dict[str, Any]:
+    """Send the events, once for an Idempotency-Key; what is answered."""
     api = current_app.extensions["statehouse"]
     topic = api.config.streams[store.stream].topic
-    headers = {OP_HEADER: op, STORE_HEADER: store.name}
-    token = api.producer.send(topic, keys.kafka_key(parts, store), payload, headers)
-    return answer({"token": str(token), "position": api.replica.snapshot(store.name).position}, 202)
+
+    def send(sent: Sequence[Record]) -> dict[str, Any]:
+        tokens = api.producer.send(topic, sent)
+        return {**said(tokens), "position": api.replica.snapshot(store.name).position}
+
+    key = request.headers.get("Idempotency-Key")
+    if key is None:
+        return send(records)
+    if not re.fullmatch(r"[ -~]{1,255}", key):
+        raise refused("bad-header", repr(key[:100]), "1 to 255 characters of ASCII", at="Idempotency-Key")
+    # The method tells a request with one line from one without lines: their answers differ.
+    same = hashlib.blake2b(repr((request.method, records)).encode()).digest()
+    marks = [key] if request.method != "POST" else [f"{key}/{number}" for number in range(len(records))]
+    marked = [r._replace(headers=(*r.headers, (HEADER, m))) for r, m in zip(records, marks, strict=True)]
+    return api.idempotency.once((g.get("caller"), key), same, lambda: send(marked))

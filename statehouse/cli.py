@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from statehouse import config as configuration
+from statehouse import logs
 from statehouse.errors import ConfigError, StatehouseError
 
 EXAMPLES = """examples:
@@ -63,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
     recover.add_argument("--swap", action="store_true", help="make the new state the live one, in one commit")
     recover.add_argument("--json", action="store_true", help="the difference, for scripts")
     serve = command("serve", "the API")
-    serve.add_argument("--host", default="127.0.0.1")
+    serve.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1; another machine's needs api: tokens")
     serve.add_argument("--port", type=int, default=8080)
     serve.add_argument("--workers", type=int, default=1)
     broker = commands.add_parser(
@@ -79,8 +80,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Run a subcommand; the exit code. 1: failed, 2: the file or the command line is wrong."""
     arguments = parser().parse_args(argv)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
-    logging.getLogger("statehouse").setLevel(logging.INFO)
+    logs.to_stderr()
     for noisy in ("py4j", "DataFrameQueryContextLogger", "SQLQueryContextLogger"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     try:

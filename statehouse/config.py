@@ -279,6 +279,23 @@ class Store(_Model):
         return self
 
 
+def _origin(text: str) -> str:
+    if text != "*" and not re.fullmatch(r"https?://[^/\s]+", text):
+        raise ValueError(f"found {text!r}, expected '*' or an origin such as 'https://app.example.org'")
+    return text
+
+
+class Api(_Model):
+    """Who may use the API, and how much of it."""
+
+    tokens: str | None = None  # a file
+    max_body: int = Field(default=1_000_000, ge=1)  # bytes
+    max_key: int = Field(default=32_768, ge=1)  # bytes
+    rate_limit: float | None = Field(default=None, gt=0, allow_inf_nan=False)  # requests per second
+    cors: list[Annotated[str, AfterValidator(_origin)]] = Field(default_factory=list)
+    max_lag: Duration | None = None  # ms
+
+
 class Config(_Model):
     """The whole file."""
 
@@ -288,6 +305,7 @@ class Config(_Model):
     stores: dict[Name, Store] = Field(default_factory=dict)
     merge_every: Duration = 5000
     tombstones: Duration = 7 * UNITS["day"]
+    api: Api = Field(default_factory=Api)
 
     @model_validator(mode="before")
     @classmethod
@@ -332,6 +350,8 @@ def _override(data: Any, environ: Mapping[str, str]) -> None:
         if not variable.startswith("STATEHOUSE_") or variable == "STATEHOUSE_CONFIG":
             continue
         *parents, leaf = variable.removeprefix("STATEHOUSE_").lower().split("__")
+        if parents == ["api"]:  # it has defaults for everything, so a file need not have it
+            data["api"] = data.get("api") or {}
         at = data
         for parent in parents:
             at = next((v for k, v in at.items() if _flat(k) == parent), None) if isinstance(at, dict) else None
@@ -341,7 +361,8 @@ def _override(data: Any, environ: Mapping[str, str]) -> None:
         name = known.get(leaf, leaf)
         if (at is data and leaf not in known) or isinstance(at.get(name), (dict, list)):
             continue  # other variables with this prefix are not ours; only scalars can be overridden
-        at[name] = str(Path(value).absolute()) if name == "root" and "://" not in value else yaml.safe_load(value)
+        is_path = (*parents, name) in (("root",), ("api", "tokens")) and "://" not in value
+        at[name] = str(Path(value).absolute()) if is_path else yaml.safe_load(value)
 
 
 def _flat(name: Any) -> str:
@@ -356,7 +377,7 @@ def chosen(file: str | Path | None = None, environ: Mapping[str, str] = os.envir
 def load(file: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> Config:
     """Read and validate the file (default: ``$STATEHOUSE_CONFIG``, else ``statehouse.yaml`` here).
 
-    A relative ``root`` is relative to the file, so that a scheduler's working directory does not matter.
+    A relative path in it is relative to the file, so that a scheduler's working directory does not matter.
     Raises :class:`ConfigError` with a line for each thing that is wrong: file, line, found, expected.
     """
     path = chosen(file, environ)
@@ -392,6 +413,9 @@ def load(file: str | Path | None = None, environ: Mapping[str, str] = os.environ
         except ValueError as error:
             raise ConfigError(f"{path}:{line_of(lines, ('root',))}: root: {error}") from None
         config = config.model_copy(update={"root": root})
+    if config.api.tokens is not None:
+        tokens = str((path.parent / config.api.tokens).absolute())
+        config = config.model_copy(update={"api": config.api.model_copy(update={"tokens": tokens})})
     return config
 
 
@@ -439,7 +463,9 @@ def _complaint(path: Path, lines: Mapping[tuple, int], error: Mapping[str, Any])
     )
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        model: Any = {"streams": Stream, "stores": Store}.get(str(where[0]) if len(where) > 1 else "", Config)
+        model: Any = {"streams": Stream, "stores": Store, "api": Api}.get(
+            str(where[0]) if len(where) > 1 else "", Config
+        )
         model = Own if "reduce" in where[2:-1] else model
         known = sorted({f.alias or n for n, f in model.model_fields.items() if n != "name"})
         message = f"found {where[-1]!r}, expected one of {', '.join(known)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 
 import pytest
 
@@ -82,6 +83,10 @@ def test_the_environment_overrides_scalars(tmp_path):
         ("  status:", "  sta/tus:", 10, "expected a letter, then letters, digits"),
         ("root: ./lake", "root: ./la#ke", 1, "expected a path without #"),
         ("stores:", "stores: [", 11, "not YAML"),
+        ("root: ./lake", "api: {max_bodies: 1}", 1, "found 'max_bodies', expected one of cors, max_body"),
+        ("root: ./lake", "api:\n  rate_limit: -1", 2, "found -1"),
+        ("root: ./lake", "api:\n  cors: [app.example.org/]", 2, "such as 'https://app.example.org'"),
+        ("root: ./lake", "api:\n  max_lag: soon", 2, "expected a duration"),
     ],
 )
 def test_a_wrong_file_names_the_line(tmp_path, found, instead, line, says):
@@ -91,6 +96,24 @@ def test_a_wrong_file_names_the_line(tmp_path, found, instead, line, says):
         load(file, {})
     assert f"{file}:{line}: " in str(error.value)
     assert says in str(error.value)
+
+
+def test_the_api_section(tmp_path):
+    assert load(write(tmp_path, GOOD), {}).api.tokens is None
+    file = write(tmp_path, GOOD + "api: {tokens: ./secret/tokens.yaml, cors: ['*'], max_lag: 1 minute}\n")
+    found = load(file, {"STATEHOUSE_API__MAX_BODY": "7"}).api
+    assert found.tokens == str(tmp_path / "secret/tokens.yaml"), "relative to the file"
+    assert (found.cors, found.max_lag, found.max_body) == (["*"], 60_000, 7)
+    environ = {"STATEHOUSE_API__TOKENS": str(tmp_path / "t.yaml"), "STATEHOUSE_API__RATE_LIMIT": "2.5"}
+    found = load(write(tmp_path, GOOD), environ).api
+    assert (found.tokens, found.rate_limit) == (str(tmp_path / "t.yaml"), 2.5), "also where the file has no api"
+
+
+def test_a_configuration_can_be_sent_to_another_process(tmp_path):
+    config = load(write(tmp_path, GOOD), {})
+    sent = pickle.loads(pickle.dumps(config))
+    assert sent == config
+    assert sent.stores["status"].reducer is config.stores["status"].reducer
 
 
 def test_a_missing_file_and_one_that_is_no_mapping(tmp_path):

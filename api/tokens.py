@@ -1,0 +1,116 @@
+"""The tokens file: who may use the API, and for what. It is read again when it changes.
+
+::
+
+    dashboard: {token: "sha256:9f86d081…", scopes: [read]}    # printf %s TOKEN | sha256sum
+    till-17: {token: aVerySecretText, scopes: [read, write]}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import os
+import re
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from statehouse.config import line_of, lines_of
+from statehouse.errors import ConfigError
+
+SCOPES = ("read", "write")
+log = logging.getLogger("statehouse.api")
+
+
+class Holder(NamedTuple):
+    """Whose token it is, and what it allows."""
+
+    name: str
+    digest: bytes  # SHA-256 of the token
+    scopes: tuple[str, ...]
+
+
+class Tokens:
+    """Follows a tokens file; thread-safe. Raises ConfigError where it is wrong from the start; one that goes wrong later
+    is logged, and the tokens of before stay valid."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self._stamp = self._look()
+        self._holders = read(file)
+        self._reading = threading.Lock()
+
+    def find(self, token: str) -> Holder | None:
+        """Whose token this is. All are compared, each in constant time."""
+        digest = hashlib.sha256(token.encode()).digest()
+        same = [holder for holder in self._current() if hmac.compare_digest(holder.digest, digest)]
+        return same[0] if same else None
+
+    def _current(self) -> list[Holder]:
+        if self._look() != self._stamp:
+            with self._reading:
+                if (stamp := self._look()) != self._stamp:  # not read by another thread meanwhile
+                    self._read_again()
+                    self._stamp = stamp  # of before it was read: what changed since then is read by the next look
+        return self._holders
+
+    def _read_again(self) -> None:
+        try:
+            self._holders = read(self._file)
+        except ConfigError as error:
+            log.error("%s; the tokens of before stay valid", error)
+
+    def _look(self) -> tuple[int, int, int] | None:
+        try:
+            found = os.stat(self._file)
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def read(file: str) -> list[Holder]:
+    """The holders of a tokens file. Raises ConfigError with the line, never with a token."""
+    try:
+        data = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}: expected a file of tokens (api: tokens)") from None
+    except (UnicodeDecodeError, yaml.YAMLError):
+        raise ConfigError(f"{file}: found something else, expected YAML in UTF-8") from None
+    if not isinstance(data, dict) or not data:
+        raise ConfigError(f"{file}:1: found no tokens, expected 'name: {{token: TEXT, scopes: [read, write]}}'")
+    holders = [_holder(file, name, entry) for name, entry in data.items()]
+    digests = [holder.digest for holder in holders]
+    for holder in holders:
+        if digests.count(holder.digest) > 1:
+            raise _wrong(file, (holder.name, "token"), "one that another name has too", "a token of its own")
+    return holders
+
+
+def _holder(file: str, name: Any, entry: Any) -> Holder:
+    if not isinstance(entry, dict) or set(entry) != {"token", "scopes"}:
+        found = ", ".join(map(str, entry)) if isinstance(entry, dict) else "something else"
+        raise _wrong(file, (name,), found or "nothing", "token and scopes")
+    token, scopes = entry["token"], entry["scopes"]
+    if not isinstance(scopes, list) or not scopes or not all(scope in SCOPES for scope in scopes):
+        raise _wrong(file, (name, "scopes"), repr(scopes), f"a list of {', '.join(SCOPES)}")
+    if not isinstance(token, str):
+        raise _wrong(file, (name, "token"), type(token).__name__, "a text, in quotes if need be")
+    if token.startswith("sha256:"):
+        if not re.fullmatch(r"sha256:[0-9a-fA-F]{64}", token):
+            raise _wrong(file, (name, "token"), "no SHA-256", "'sha256:' and 64 hexadecimal digits")
+        digest = bytes.fromhex(token.removeprefix("sha256:"))
+    elif not re.fullmatch(r"[A-Za-z0-9._~+/-]{8,}=*", token):  # what a Bearer header can carry (RFC 6750)
+        raise _wrong(file, (name, "token"), "another text", "8 or more letters, digits or any of . _ ~ + / - =")
+    else:
+        digest = hashlib.sha256(token.encode()).digest()
+    return Holder(str(name), digest, tuple(scopes))
+
+
+def _wrong(file: str, path: tuple, found: str, expected: str) -> ConfigError:
+    where = ".".join(map(str, path))
+    line = line_of(lines_of(file), tuple(map(str, path)))
+    return ConfigError(f"{file}:{line}: {where}: found {found}, expected {expected}")

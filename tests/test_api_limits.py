@@ -1,0 +1,194 @@
+"""Limits, other origins, and the audit."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from api import create_app
+from api.rate import Rate
+from tests.test_api_bulk import post
+from tests.test_api_reads import problem
+from tests.test_api_tokens import BOTH, READER, bearing, with_tokens
+from tests.test_api_writes import made
+
+ORIGIN = {"Origin": "https://app.example.org"}
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[Callable[..., Flask]]:
+    apps = []
+
+    def make(bootstrap: str = "127.0.0.1:1", tokens: bool = False, **settings: object) -> Flask:
+        config = made(tmp_path, bootstrap, sales="limits-sales")
+        config = with_tokens(config) if tokens else config
+        apps.append(create_app(config.model_copy(update={"api": config.api.model_copy(update=settings)})))
+        return apps[-1]
+
+    yield make
+    for app in apps:
+        app.extensions["statehouse"].replica.stop()
+
+
+def test_a_key_may_only_be_so_long(serving) -> None:
+    client = serving(max_key=10).test_client()
+    for path in ("last/keys/" + "é" * 5, "last/keys/%2F%2F%2F%2F%2F%2F%2F%2F%2F%2F", "pairs/keys/a%2Fbcdef/12"):
+        assert client.get(f"/stores/{path}").status_code == 404
+        longer = f"/stores/{path}3"
+        for refused in (client.get(longer), client.delete(longer), client.put(longer, json={"value": 1})):
+            assert "11 bytes, expected at most 10" in problem(refused, 414, "key-too-long")["detail"]
+
+
+def test_a_body_may_only_be_so_long(serving) -> None:
+    client = serving(max_body=30).test_client()
+    assert client.put("/stores/last/keys/k", json={"value": "x" * 16}).status_code == 400
+    problem(client.put("/stores/last/keys/k", json={"value": "x" * 20}), 413)
+
+
+def test_the_rate_of_each_address(serving) -> None:
+    client = serving(rate_limit=0.01).test_client()
+    one, other = ({"environ_base": {"REMOTE_ADDR": a}} for a in ("10.0.0.1", "10.0.0.2"))
+    assert client.get("/stores", **one).status_code == 200
+    refused = client.get("/stores", **one)
+    problem(refused, 429, "too-many-requests")
+    assert 90 <= int(refused.headers["Retry-After"]) <= 100
+    assert client.get("/stores", **other).status_code == 200
+    assert client.get("/healthz", **one).status_code == 200
+
+
+def test_the_rate_of_each_token(serving) -> None:
+    client = serving(tokens=True, rate_limit=0.01).test_client()
+    assert client.get("/stores", headers=bearing(READER)).status_code == 200
+    problem(client.get("/stores", headers=bearing(READER)), 429, "too-many-requests")
+    assert client.get("/stores", headers=bearing(BOTH)).status_code == 200
+    problem(client.get("/stores", headers=bearing("guess")), 401, "unauthorized")
+    problem(client.get("/stores", headers=bearing("guess again")), 429, "too-many-requests")
+
+
+@given(
+    st.floats(0.1, 50), st.lists(st.tuples(st.sampled_from("ab"), st.one_of(st.just(0), st.floats(0, 5))), max_size=60)
+)
+@example(1.0, [("a", 0)] * 60)
+@example(7.5, [("a", 0)] * 60)
+def test_no_caller_has_more_than_its_rate_and_none_less(per_second: float, requests: list) -> None:
+    now, passed = 0.0, {"a": [], "b": []}
+    rate = Rate(per_second, now=lambda: now)
+    burst = max(1.0, per_second)
+    for caller, pause in requests:
+        now += pause
+        wait = rate.wait(caller)
+        mine = passed[caller]
+        if wait == 0:
+            mine.append(now)
+            for n, since in enumerate(mine):
+                assert len(mine) - n <= burst + per_second * (now - since) + 1e-6
+        else:
+            assert 0 < wait <= 1 / per_second + 1e-6
+            assert any(len(mine) - n + 1 > burst + per_second * (now - s) - 1e-6 for n, s in enumerate(mine)), (
+                "too strict"
+            )
+            now += wait + 1e-9
+            assert rate.wait(caller) == 0, "as it was told"
+            mine.append(now)
+
+
+def test_only_so_many_callers_are_remembered() -> None:
+    rate = Rate(1, most=2, now=lambda: 0.0)
+    assert [rate.wait(c) > 0 for c in "abab"] == [False, False, True, True]
+    assert rate.wait("c") == 0 and rate.wait("b") > 0, "the one that was quiet for the longest is forgotten"
+    assert rate.wait("a") == 0 and len(rate._buckets) == 2
+
+
+def test_no_other_origin_by_default(serving) -> None:
+    client = serving().test_client()
+    for response in (client.get("/stores", headers=ORIGIN), preflight(client)):
+        assert not any(name.startswith("Access-Control") for name, _ in response.headers)
+
+
+def preflight(client: FlaskClient, path: str = "/stores/last/keys/k", origin: dict = ORIGIN):
+    return client.options(path, headers={**origin, "Access-Control-Request-Method": "PUT"})
+
+
+def test_an_origin_that_is_listed(serving) -> None:
+    client = serving(tokens=True, cors=["https://app.example.org"]).test_client()
+    answer = preflight(client)
+    assert (answer.status_code, answer.data) == (204, b"")
+    assert answer.headers["Access-Control-Allow-Origin"] == ORIGIN["Origin"]
+    assert {"GET", "PUT", "DELETE"} <= set(answer.headers["Access-Control-Allow-Methods"].split(", "))
+    assert {"Authorization", "Idempotency-Key"} <= set(answer.headers["Access-Control-Allow-Headers"].split(", "))
+    refused = client.get("/stores", headers=ORIGIN)
+    problem(refused, 401, "unauthorized")
+    assert refused.headers["Access-Control-Allow-Origin"] == ORIGIN["Origin"], "so that the page sees why"
+    assert "Origin" in refused.headers["Vary"]
+    for other in ({"Origin": "https://example.org"}, {"Origin": "null"}):
+        assert "Access-Control-Allow-Origin" not in client.get("/healthz", headers=other).headers
+        assert preflight(client, origin=other).status_code == 401
+
+
+def test_any_origin(serving) -> None:
+    client = serving(cors=["*"]).test_client()
+    assert preflight(client).headers["Access-Control-Allow-Origin"] == "*"
+    assert client.get("/stores", headers=ORIGIN).headers["Access-Control-Allow-Origin"] == "*"
+
+
+@contextmanager
+def audited(caplog: pytest.LogCaptureFixture) -> Iterator[list[dict]]:
+    """The lines of what is done meanwhile."""
+    lines: list[dict] = []
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="statehouse.audit"):
+        yield lines
+    lines += [json.loads(r.getMessage()) for r in caplog.records if r.name == "statehouse.audit"]
+    assert "secret" not in caplog.text
+
+
+def test_the_audit(serving, broker, caplog: pytest.LogCaptureFixture) -> None:
+    client = serving(broker.bootstrap, tokens=True).test_client()
+    me = bearing(BOTH)
+    with audited(caplog) as lines:
+        body = {"value": ["secret"]}
+        put = client.put("/stores/tagged/keys/a%20b", json=body, headers={**me, "Idempotency-Key": "k"})
+        client.put("/stores/tagged/keys/a%20b", json=body, headers={**me, "Idempotency-Key": "k"})
+        deleted = client.delete("/stores/pairs/keys/x%2Fy/7", headers=me)
+        bulk = post(client, "tagged", {"key": "c", "value": ["secret"]}, {"key": "d", "delete": True}, headers=me)
+        client.get("/stores", headers=me)
+        client.options("/stores/tagged/keys/a", headers=me)
+    said = [{n: v for n, v in line.items() if n not in ("time", "address")} for line in lines]
+    common = {"name": "both", "status": 202}
+    one = {**common, "method": "PUT", "store": "tagged", "key": "a b", "token": put.get_json()["token"]}
+    assert said == [
+        one,
+        one,
+        {**common, "method": "DELETE", "store": "pairs", "key": "x%2Fy/7", "token": deleted.get_json()["token"]},
+        {**common, "method": "POST", "store": "tagged", "keys": 2, "tokens": bulk.get_json()["tokens"]},
+    ]
+    assert all(line["time"].endswith("+00:00") and line["address"] == "127.0.0.1" for line in lines)
+
+
+def test_what_was_refused_is_in_the_audit_too(serving, caplog: pytest.LogCaptureFixture) -> None:
+    client = serving(tokens=True).test_client()
+    with audited(caplog) as lines:
+        client.put("/stores/last/keys/k", json={"value": "secret"}, headers=bearing("guess"))
+        client.put("/stores/last/keys/k", json={"value": "secret"}, headers=bearing(READER))
+        client.put("/stores/last/keys/" + "k" * 40_000, json={"value": "secret"}, headers=bearing(BOTH))
+        client.put("/stores/last/keys/k%0A", json={"value": "secret"}, headers=bearing(BOTH))
+        client.delete("/stores/nope/keys/k", headers=bearing(BOTH))
+        post(client, "last", {"key": "k", "value": "secret"}, headers=bearing(BOTH))
+    assert [(line["name"], line["status"]) for line in lines] == [
+        (None, 401),
+        ("reader", 403),
+        ("both", 414),
+        ("both", 400),
+        ("both", 404),
+        ("both", 400),
+    ]
+    assert [line.get("key") for line in lines] == ["k", "k", "k" * 100, "k\n", "k", None]
