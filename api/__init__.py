@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from flask import Flask
 from werkzeug.routing import BaseConverter
 
-from api import audit, compress, cors, gate, problems
+from api import audit, compress, cors, gate, metrics, problems
 from api.health import health
 from api.idempotency import Idempotency
 from api.lake import Lake
@@ -54,6 +54,7 @@ def create_app(config: Config) -> Flask:
     app.extensions["statehouse"] = api = Api(config, Replica(config), Producer(config.kafka), Lake(config))
     problems.install(app)
     # In this order on the way in; on the way out the other way round.
+    metrics.install(app, api.replica)
     compress.install(app)
     cors.install(app, config.api.cors)
     audit.install(app)

@@ -9,6 +9,7 @@ import ipaddress
 import multiprocessing
 import os
 import socket
+import tempfile
 import threading
 import time
 
@@ -17,7 +18,7 @@ from granian import Granian
 from granian.constants import Interfaces
 from granian.log import LogLevels
 
-from api import create_app, duck, tokens
+from api import create_app, duck, metrics, tokens
 from statehouse import logs
 from statehouse.config import Config
 from statehouse.errors import ConfigError, StatehouseError
@@ -53,7 +54,10 @@ def serve(config: Config, host: str = "127.0.0.1", port: int = 8080, workers: in
         workers_kill_timeout=STOP_SECONDS,
     )
     threading.Thread(target=_announce, args=(host, port), daemon=True).start()
-    server.serve(target_loader=functools.partial(application, config), wrap_loader=False)
+    loader = functools.partial(application, config)
+    with tempfile.TemporaryDirectory(prefix="statehouse-metrics-") as folder:
+        os.environ[metrics.FOLDER] = folder  # read by the workers when they are started
+        server.serve(target_loader=loader, wrap_loader=False)
     return 0
 
 

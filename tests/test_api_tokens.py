@@ -53,7 +53,7 @@ def bearing(token: str, scheme: str = "Bearer") -> dict[str, str]:
     return {"Authorization": f"{scheme} {token}"}
 
 
-@pytest.mark.parametrize("path", ["/stores", "/stores/last/keys/k", "/", "/nope", "/stores/nope"])
+@pytest.mark.parametrize("path", ["/stores", "/stores/last/keys/k", "/", "/metrics", "/nope", "/stores/nope"])
 def test_without_a_token(client: FlaskClient, path: str) -> None:
     refused = client.get(path)
     problem(refused, 401, "unauthorized")

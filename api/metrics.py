@@ -1,0 +1,82 @@
+"""``/metrics`` for Prometheus: requests, replicas, the process.
+
+With several workers the requests are summed over all of them, by prometheus-client's files in
+``$PROMETHEUS_MULTIPROC_DIR``, which :mod:`api.server` sets. Replicas and process are of the worker that answers: each
+worker follows the whole lake.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+from flask import Flask, Response, g, request
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+from api.replica import Replica
+
+FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+METHODS = {"GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS", "PATCH"}
+GAUGES = {  # by the name in replica.status: the metric, what it is, and how many of it are one
+    "keys": ("statehouse_store_keys", "Keys in the state", 1),
+    "position": ("statehouse_store_position", "The changelog's version that the state has", 1),
+    "version": ("statehouse_store_version", "The state table's version that is served", 1),
+    "lag_ms": ("statehouse_store_lag_seconds", "How old the first event is that the state does not have", 1000),
+}
+
+
+class Replicas(Collector):
+    """What ``GET /stores`` says in numbers, at the time it is asked for. What is not known is left out."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+
+    def collect(self) -> Iterator[Metric]:
+        """A gauge for each number, with a sample for each store; and which worker says so."""
+        worker = GaugeMetricFamily("statehouse_worker", "The worker that answers, by its process id", labels=["worker"])
+        worker.add_metric([str(os.getpid())], 1)
+        yield worker
+        statuses = [self._replica.status(name) for name in self._replica.config.stores]
+        for field, (name, help, unit) in GAUGES.items():
+            gauge = GaugeMetricFamily(name, help, labels=["store"])
+            for status in statuses:
+                if status[field] is not None:
+                    gauge.add_metric([status["name"]], status[field] / unit)
+            yield gauge
+
+
+def install(app: Flask, replica: Replica) -> None:
+    """Count every request from here on, and serve ``/metrics``."""
+    counted = CollectorRegistry()
+    labels = ("route", "method", "status")
+    # A histogram counts too: statehouse_http_request_seconds_count.
+    seconds = Histogram("statehouse_http_request_seconds", "Time to the answer's head", labels, registry=counted)
+
+    @app.before_request
+    def begin() -> None:
+        g.begun = time.perf_counter()
+
+    @app.after_request
+    def count(response: Response) -> Response:
+        route = request.url_rule.rule if request.url_rule else "none"
+        method = request.method if request.method in METHODS else "other"  # or a caller could make up many
+        seconds.labels(route, method, str(response.status_code)).observe(time.perf_counter() - g.begun)
+        return response
+
+    @app.get("/metrics")
+    def metrics() -> Response:
+        """Every number, in the format that the caller reads."""
+        shown = CollectorRegistry()
+        ProcessCollector(registry=shown)
+        shown.register(Replicas(replica))
+        if FOLDER in os.environ:
+            MultiProcessCollector(shown)
+        else:
+            shown.register(counted)
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return Response(encode(shown), content_type=content_type)
