@@ -87,18 +87,15 @@ def test_no_caller_has_more_than_its_rate_and_none_less(per_second: float, reque
         now += pause
         wait = rate.wait(caller)
         mine = passed[caller]
-        if wait == 0:
-            mine.append(now)
-            for n, since in enumerate(mine):
-                assert len(mine) - n <= burst + per_second * (now - since) + 1e-6
-        else:
+        if wait:
             assert 0 < wait <= 1 / per_second + 1e-6
-            assert any(len(mine) - n + 1 > burst + per_second * (now - s) - 1e-6 for n, s in enumerate(mine)), (
-                "too strict"
-            )
+            full = any(len(mine) - n + 1 > burst + per_second * (now - s) - 1e-6 for n, s in enumerate(mine))
+            assert full, "too strict"
             now += wait + 1e-9
             assert rate.wait(caller) == 0, "as it was told"
-            mine.append(now)
+        mine.append(now)
+        for n, since in enumerate(mine):
+            assert len(mine) - n <= burst + per_second * (now - since) + 1e-6
 
 
 def test_only_so_many_callers_are_remembered() -> None:
