@@ -30,7 +30,7 @@ def history(store: str, key: str) -> Response:
     limit, cursor = _limit(asked), asked.get("cursor")
     if cursor is not None and not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 39):
         raise keys.bad_cursor(cursor)
-    if snapshot.rule is None:
+    if snapshot.rule is None or snapshot.position is None:  # nothing has been merged yet
         raise Problem(404, "unknown-key", f"found no {key[:100]!r} in {store}", position=None)
     rows = the_lake().history(snapshot, parts, int(cursor) if cursor else None, limit + 1)
     orders = [row.pop("_order") for row in rows]

@@ -116,7 +116,7 @@ def _wait(replica: Replica, store: Store, asked: dict[str, str]) -> None:
 
 
 def _past(store: Store, snapshot: Snapshot, parts: list[str], asked: dict[str, str]) -> tuple[Row | None, int | None]:
-    if snapshot.rule is None:
+    if snapshot.rule is None or snapshot.position is None:  # nothing has been merged yet
         return None, None
     if "version" in asked:
         if "at" in asked:

@@ -57,6 +57,15 @@ def test_a_store_comes_into_being_and_is_followed(app: Flask, config: Config) ->
     assert client.get("/stores/last/keys/a").get_json()["value"] == 2
 
 
+def test_a_state_that_is_made_but_not_merged_has_no_keys_and_no_past(app: Flask, config: Config) -> None:
+    State(config, "last")
+    client = app.test_client()
+    eventually(lambda: status(client)["version"] == 0)
+    for path in ("keys/a", "keys/a/history", "keys/a?at=2026-01-01", "keys/a?version=0"):
+        assert client.get(f"/stores/last/{path}").status_code == 404, path
+    assert client.get("/stores/last/keys").get_json() == {"rows": [], "cursor": None, "position": None}
+
+
 def test_readers_see_whole_versions_while_they_change(app: Flask, config: Config) -> None:
     """Each version has its number in every row: nobody may see two, an empty store, or go back."""
     keys = [f"k{i}" for i in range(200)]
