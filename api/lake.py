@@ -17,8 +17,8 @@ import pyarrow as pa
 from api import duck
 from api.duck import literal, quoted
 from api.fold import GUARD, Fold
-from api.snapshot import Row, Snapshot, load, of_table
-from statehouse.config import Config, Store
+from api.snapshot import Row, Snapshot, casts, load, of_table
+from statehouse.config import Config, Store, Stream
 from statehouse.fold import Rule, gained
 from statehouse.fold import quoted as spark_quoted
 from statehouse.tables import LOADED, opened, table
@@ -63,8 +63,8 @@ class Lake:
                 f"{self._events(db, rule, snapshot, parts, changelog)} AND _event_time <= (SELECT moment FROM _moment)"
             )
             made = Fold(db, rule, "at").alone(f"({events})")
-            columns = ", ".join(f"CAST({quoted(n)} AS {t}) AS {quoted(n)}" for n, t in snapshot.types.items())
-            found = db.execute(f"SELECT {columns} FROM {quoted(made)} WHERE _present ORDER BY ALL").to_arrow_table()
+            rows = f"SELECT {casts(snapshot.types)} FROM {quoted(made)} WHERE _present ORDER BY ALL"
+            found = db.execute(rows).to_arrow_table()
         return of_table(found, rule, snapshot.types).get(parts)
 
     def version(
@@ -105,17 +105,11 @@ class Lake:
 
     @contextmanager
     def _changelog(self, db: duckdb.DuckDBPyConnection, rule: Rule, version: int) -> Iterator[str]:
-        """The changelog as of a version, as a relation in Spark's words, with columns that the stream has gained."""
-        stream = self.config.streams[rule.store.stream]
-        path = table(self.config, "changelog", stream.name)
-        db.execute(
-            f"ATTACH {literal(path)} AS _changelog (TYPE delta, READ_ONLY, PIN_SNAPSHOT, VERSION {int(version)})"
-        )
+        """The changelog as of a version, as :func:`attach` gives it, for a while."""
         try:
-            names = [row[0] for row in db.execute("DESCRIBE SELECT * FROM _changelog").fetchall()]
-            yield filled("_changelog", gained(stream, names), names)
+            yield attach(db, self.config, self.config.streams[rule.store.stream], version)
         finally:
-            db.execute("DETACH DATABASE _changelog")
+            db.execute(DETACH)
 
     def _events(
         self, db: duckdb.DuckDBPyConnection, rule: Rule, snapshot: Snapshot, parts: Sequence[str], changelog: str
@@ -129,13 +123,25 @@ class Lake:
         assert snapshot.rule is not None
         key = dict(zip(snapshot.rule.key_columns, snapshot.key(parts), strict=True))
         db.register("_key_asked_for", pa.table({name: [value] for name, value in key.items()}))
-        columns = ", ".join(f"CAST({quoted(n)} AS {snapshot.types[n]}) AS {quoted(n)}" for n in key)
+        columns = casts({name: snapshot.types[name] for name in key})
         db.execute(f"CREATE OR REPLACE TEMP TABLE {WANTED} AS SELECT {columns} FROM _key_asked_for")
         db.unregister("_key_asked_for")
 
 
-def filled(relation: str, made: dict[str, str], names: list[str]) -> str:
-    """A relation whose columns ``names`` have some made by expressions; in Spark's words."""
+DETACH = "DETACH DATABASE IF EXISTS _changelog"
+
+
+def attach(db: duckdb.DuckDBPyConnection, config: Config, stream: Stream, version: int) -> str:
+    """Attach a whole changelog as of a version, until :data:`DETACH`; a relation in Spark's words, with the columns that
+    the stream has gained."""
+    path = table(config, "changelog", stream.name)
+    db.execute(f"ATTACH {literal(path)} AS _changelog (TYPE delta, READ_ONLY, PIN_SNAPSHOT, VERSION {int(version)})")
+    return filled("_changelog", stream, [row[0] for row in db.execute("DESCRIBE SELECT * FROM _changelog").fetchall()])
+
+
+def filled(relation: str, stream: Stream, names: list[str]) -> str:
+    """A relation of changelog rows whose columns are ``names``, with those that the stream has gained; in Spark's words."""
+    made = gained(stream, names)
     if not made:
         return relation
     columns = [spark_quoted(n) for n in names if n not in made] + [f"{e} AS {spark_quoted(n)}" for n, e in made.items()]

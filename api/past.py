@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-from typing import Any
-
 from flask import Blueprint, Response, request
 
 from api import keys
 from api.exact import answer
 from api.problems import Problem
 from api.snapshot import Snapshot
-from api.stores import get_key, parameters, the_lake, the_replica, the_store
+from api.stores import get_key, limit_of, parameters, the_lake, the_replica, the_snapshot
 from statehouse.config import Store
 
 DEFAULT_LIMIT, MAX_LIMIT = 100, 10_000
@@ -27,7 +24,7 @@ def history(store: str, key: str) -> Response:
         return get_key(store, f"{key}/history")
     _, snapshot, parts = named
     asked = parameters("limit", "cursor")
-    limit, cursor = _limit(asked), asked.get("cursor")
+    limit, cursor = limit_of(asked, DEFAULT_LIMIT, MAX_LIMIT), asked.get("cursor")
     if cursor is not None and not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 39):
         raise keys.bad_cursor(cursor)
     if snapshot.rule is None or snapshot.position is None:  # nothing has been merged yet
@@ -69,39 +66,20 @@ def quarantine(stream: str) -> Response:
             404, "unknown-stream", f"found {stream[:100]!r}, expected one of {', '.join(known)}", streams=known
         )
     asked = parameters("limit", "cursor")
-    limit = _limit(asked)
-    before = _place(asked["cursor"]) if "cursor" in asked else None
-    rows = the_lake().quarantine(stream, before, limit + 1)
-    last = rows[limit - 1] if len(rows) > limit else None
-    return answer({"rows": rows[:limit], "cursor": _cursor(last) if last else None})
+    limit = limit_of(asked, DEFAULT_LIMIT, MAX_LIMIT)
+    try:
+        place = [int(part) for part in keys.of_cursor(asked["cursor"], 2)] if "cursor" in asked else []
+    except ValueError:
+        raise keys.bad_cursor(asked["cursor"]) from None
+    rows = the_lake().quarantine(stream, (place[0], place[1]) if place else None, limit + 1)
+    following = None
+    if len(rows) > limit:
+        following = keys.cursor([str(rows[limit - 1][name]) for name in ("partition", "offset")])
+    return answer({"rows": rows[:limit], "cursor": following})
 
 
 def _named(store: str, suffix: str) -> tuple[Store, Snapshot, list[str]] | None:
     """The store, its snapshot and the key of a path that ends in a suffix; None where that belongs to the key."""
-    replica = the_replica()
-    defined = the_store(replica.config, store)
+    defined, snapshot = the_snapshot(store)
     environ = keys.without(request.environ, suffix)
-    if environ is None:
-        return None
-    snapshot = replica.snapshot(store)
-    rule = snapshot.rule
-    return (rule.store if rule else defined), snapshot, keys.of_request(environ, rule.store if rule else defined, rule)
-
-
-def _limit(asked: dict[str, str]) -> int:
-    text = asked.get("limit", str(DEFAULT_LIMIT))
-    if not (text.isascii() and text.isdecimal() and len(text) < 9 and 1 <= int(text) <= MAX_LIMIT):
-        raise Problem(400, "bad-parameter", f"limit: found {text[:100]!r}, expected 1 to {MAX_LIMIT}")
-    return int(text)
-
-
-def _cursor(row: dict[str, Any]) -> str:
-    return base64.urlsafe_b64encode(f"{row['partition']}:{row['offset']}".encode()).decode().rstrip("=")
-
-
-def _place(text: str) -> tuple[int, int]:
-    try:
-        partition, offset = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True).decode().split(":")
-        return int(partition), int(offset)
-    except ValueError:
-        raise keys.bad_cursor(text) from None
+    return (defined, snapshot, keys.of_request(environ, defined, snapshot.rule)) if environ is not None else None

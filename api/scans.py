@@ -31,19 +31,18 @@ def bounds(snapshot: Snapshot, asked: dict[str, str]) -> tuple[tuple[Any, ...], 
 
 
 def pages(
-    snapshot: Snapshot, bounds: tuple[tuple[Any, ...], Inside], after: Sequence[str] | None, limit: int | None
+    snapshot: Snapshot, bounds: tuple[tuple[Any, ...], Inside], after: Sequence[str] | None, limit: int
 ) -> Iterator[list[Row]]:
     """All of a scan, page by page. A key that changes meanwhile is given once, as it was or as it is."""
-    left = limit
-    while left is None or left > 0:
-        wanted = PAGE if left is None else min(PAGE, left)
+    while limit > 0:
+        wanted = min(PAGE, limit)
         rows, _ = snapshot.page(after, wanted, bounds)
         if rows:
             yield rows
         if len(rows) < wanted:
             return
         after = snapshot.texts(rows[-1])
-        left = None if left is None else left - len(rows)
+        limit -= len(rows)
 
 
 def _parts(snapshot: Snapshot, text: str) -> list[str]:

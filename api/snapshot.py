@@ -128,8 +128,8 @@ class Snapshot:
         """Put rows into the overlay, and move the position: at once, for those who scan."""
         with self.lock:
             for key, row in rows.items():
-                before = self.overlay[key] if key in self.overlay else self._base(key)
-                self.keys += (row is not None) - (before is not None)
+                there = self.overlay[key] is not None if key in self.overlay else self._find(key) is not None
+                self.keys += (row is not None) - there
                 self.overlay[key] = row
             self.position = position
 
@@ -158,10 +158,16 @@ class Snapshot:
         return made
 
     def _base(self, key: tuple[Any, ...]) -> Row | None:
-        place = self._place(key)
-        return self.row(self.columns, place) if place < self.size and self._key_at(place) == key else None
+        place = self._find(key)
+        return None if place is None else self.row(self.columns, place)
 
-    def _key_at(self, index: int) -> tuple[Any, ...]:
+    def _find(self, key: tuple[Any, ...]) -> int | None:
+        """Where the version has a key."""
+        place = self._place(key)
+        return place if place < self.size and self.key_at(place) == key else None
+
+    def key_at(self, index: int) -> tuple[Any, ...]:
+        """The key at a place of the version."""
         return tuple(column[index].as_py() for column in self._keys)
 
     def _place(self, key: tuple[Any, ...], after: bool = False) -> int:
@@ -170,14 +176,14 @@ class Snapshot:
         if len(self._keys) == len(key) == 1:  # the common case, in half the time
             (column,), (value,) = self._keys, key
             return find(range(self.size), value, key=lambda index: column[index].as_py())
-        return find(range(self.size), key, key=lambda index: self._key_at(index)[: len(key)])
+        return find(range(self.size), key, key=lambda index: self.key_at(index)[: len(key)])
 
     def _rows(self, start: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Row]]:
         """The keys that are present, from ``start`` on, with their rows; the caller holds the lock."""
         changed = iter(self.overlay.irange(start))
         key = next(changed, None)
         for place in range(self._place(start), self.size):
-            here = self._key_at(place)
+            here = self.key_at(place)
             while key is not None and key < here:
                 if (row := self.overlay[key]) is not None:
                     yield key, row
@@ -243,14 +249,18 @@ def load(
         described = cursor.execute("DESCRIBE SELECT * FROM lake").fetchall()
         # Moments are kept as plain UTC.
         types = {row[0]: row[1].replace("TIMESTAMP WITH TIME ZONE", "TIMESTAMP") for row in described}
-        columns = ", ".join(f"CAST({quoted(n)} AS {t}) AS {quoted(n)}" for n, t in types.items())
         order = ", ".join(map(quoted, rule.keys))
-        found = cursor.execute(f"SELECT {columns} FROM lake {where} ORDER BY {order}").to_arrow_table()
+        found = cursor.execute(f"SELECT {casts(types)} FROM lake {where} ORDER BY {order}").to_arrow_table()
     finally:
         cursor.execute("DETACH DATABASE IF EXISTS lake")
     made = of_table(found, rule, types)
     made.version, made.generation, made.position = version, generation(delta), position
     return made
+
+
+def casts(types: dict[str, str]) -> str:
+    """A select list of columns, each cast to its type; moments become plain UTC."""
+    return ", ".join(f"CAST({quoted(n)} AS {t}) AS {quoted(n)}" for n, t in types.items())
 
 
 def of_table(found: pa.Table, rule: Rule, types: dict[str, str]) -> Snapshot:

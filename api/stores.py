@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import sys
 
 import duckdb
 import pyarrow as pa
@@ -34,6 +35,13 @@ def the_store(config: Config, name: str) -> Store:
         detail = f"found {name[:100]!r}, expected {expected}"
         raise Problem(404, "unknown-store", detail, stores=known)
     return config.stores[name]
+
+
+def the_snapshot(name: str) -> tuple[Store, Snapshot]:
+    """What is known of a store: by the rule that its state is folded by, where there is one, and its state; or a problem."""
+    replica = the_replica()
+    defined, snapshot = the_store(replica.config, name), replica.snapshot(name)
+    return (snapshot.rule.store if snapshot.rule else defined), snapshot
 
 
 def the_replica() -> Replica:
@@ -73,8 +81,8 @@ def get_key(store: str, key: str) -> Response:
     asked = parameters("after", "timeout", "at", "version", "from", "to")
     if "after" in asked:
         _wait(replica, defined, asked)
-    snapshot = replica.snapshot(store)
-    parts = keys.of_request(request.environ, snapshot.rule.store if snapshot.rule else defined, snapshot.rule)
+    known, snapshot = the_snapshot(store)
+    parts = keys.of_request(request.environ, known, snapshot.rule)
     position = snapshot.position  # before the row: it may be newer than it says, never older
     if "version" in asked or "at" in asked:
         found, position = _past(defined, snapshot, parts, asked)
@@ -157,19 +165,16 @@ def _moment(name: str, text: str) -> dt.datetime:
 @reads.post("/stores/<store>/lookup")
 def lookup(store: str) -> Response:
     """Many keys in one request: the states of those that are there, and the keys that are not."""
-    replica = the_replica()
-    defined = the_store(replica.config, store)
+    defined, snapshot = the_snapshot(store)
     asked = body_of(request).get("keys")
     if not isinstance(asked, list) or len(asked) > MAX_LIMIT:
         raise Problem(400, "bad-body", f'expected {{"keys": [...]}} with at most {MAX_LIMIT} keys')
-    snapshot = replica.snapshot(store)
-    rule, position = snapshot.rule, snapshot.position
+    kinds, position = keys.kinds(defined, snapshot.rule), snapshot.position
     rows, missing = [], []
     for key in asked:
         parts = key if isinstance(key, list) else [key]
         texts = [part if isinstance(part, str) else dumps(part) for part in parts]
-        kinds = list(rule.key_types) if rule else ["STRING"] * len(defined.keys)
-        found = snapshot.get(keys.typed(texts, rule.store if rule else defined, kinds))
+        found = snapshot.get(keys.typed(texts, defined, kinds))
         rows.append(found) if found else missing.append(key)
     return answer({"rows": rows, "missing": missing, "position": position})
 
@@ -186,7 +191,7 @@ def scan(store: str) -> Response:
     the_store(replica.config, store)
     asked = parameters("limit", "cursor", "prefix", "from", "to")
     kind = formats.wanted(request)
-    limit = _limit(asked, None if kind else DEFAULT_LIMIT)
+    limit = limit_of(asked, sys.maxsize, 10**9) if kind else limit_of(asked, DEFAULT_LIMIT, MAX_LIMIT)
     snapshot = replica.snapshot(store)
     if snapshot.rule is None:
         return (
@@ -204,7 +209,6 @@ def scan(store: str) -> Response:
         raise keys.bad_cursor(text) from None
     if kind:
         return formats.streamed(scans.pages(snapshot, bounds, after, limit), kind, snapshot.schema())
-    assert limit is not None
     rows, position = snapshot.page(after, limit + 1, bounds)  # one more tells whether there is a next page
     more = len(rows) > limit
     rows = rows[:limit]
@@ -220,11 +224,12 @@ def parameters(*known: str) -> dict[str, str]:
     return {name: request.args[name] for name in request.args}
 
 
-def _limit(asked: dict[str, str], default: int | None) -> int | None:
+def limit_of(asked: dict[str, str], default: int, most: int) -> int:
+    """The parameter ``limit``, 1 to ``most``, or a problem."""
     text = asked.get("limit")
     if text is None:
         return default
-    most = MAX_LIMIT if default else 10**9
-    if not (text.isascii() and text.isdecimal() and len(text) < 11 and 1 <= int(text) <= most):
+    digits = max(8, len(str(most)))
+    if not (text.isascii() and text.isdecimal() and len(text) <= digits and 1 <= int(text) <= most):
         raise Problem(400, "bad-parameter", f"limit: found {text[:100]!r}, expected 1 to {most}")
     return int(text)

@@ -15,10 +15,9 @@ from deltalake import DeltaTable
 
 from api.duck import literal, quoted
 from api.fold import GUARD, Fold
-from api.lake import filled
-from api.snapshot import Snapshot
+from api.lake import DETACH, attach, filled
+from api.snapshot import Snapshot, casts
 from statehouse.config import Config
-from statehouse.fold import gained
 from statehouse.fold import quoted as spark_quoted
 from statehouse.tables import generation, opened, table
 from statehouse.transpile import to_duckdb
@@ -31,7 +30,7 @@ class Tail:
 
     def __init__(self, db: duckdb.DuckDBPyConnection, snapshot: Snapshot, config: Config) -> None:
         assert snapshot.rule is not None
-        self.db, self.snapshot, self.rule = db, snapshot, snapshot.rule
+        self.db, self.config, self.snapshot, self.rule = db, config, snapshot, snapshot.rule
         self.stream = config.streams[self.rule.store.stream]
         self.changelog = table(config, "changelog", self.stream.name)
         tombstones = table(config, "tombstones", self.rule.store.name)
@@ -49,10 +48,10 @@ class Tail:
         if events.num_rows:
             self.db.register("_events", events)
             try:
-                self._apply(self._filled("_events", events.column_names), head)
+                self._apply(filled("_events", self.stream, events.column_names), head)
             finally:
                 self.db.unregister("_events")
-                self.db.execute("DETACH DATABASE IF EXISTS _changelog")
+                self.db.execute(DETACH)
         else:
             self.snapshot.change({}, head)
 
@@ -61,70 +60,41 @@ class Tail:
         for name in (self.fold.state, self.fold.tombstones):
             self.db.execute(f"DROP TABLE IF EXISTS {quoted(name)}")
 
-    def _filled(self, relation: str, names: list[str]) -> str:
-        return filled(relation, gained(self.stream, names), names)
-
-    def _whole(self, head: int) -> str:
-        """The whole changelog as of the head: all of it is read, so this is for the few keys that a late reset tore."""
-        attached = (
-            f"ATTACH {literal(self.changelog)} AS _changelog (TYPE delta, READ_ONLY, PIN_SNAPSHOT, VERSION {head})"
-        )
-        self.db.execute(attached)
-        return self._filled(
-            "_changelog", [row[0] for row in self.db.execute("DESCRIBE SELECT * FROM _changelog").fetchall()]
-        )
-
     def _apply(self, events: str, head: int) -> None:
         snapshot, keys = self.snapshot, ", ".join(map(quoted, self.rule.key_columns))
         of = ", ".join(map(spark_quoted, self.rule.key_columns))
         touched = to_duckdb(f"SELECT DISTINCT {of} FROM ({self.rule.project(events, guard=GUARD)})")
         self.db.execute(f"CREATE OR REPLACE TEMP TABLE _touched AS {touched}")
-        found = [tuple(row) for row in self._arrow("SELECT * FROM _touched")]
-        self._fetch(found)
-        self.fold.apply(events, lambda: self._whole(head), head)
-        names = ", ".join(f"CAST({quoted(n)} AS {t}) AS {quoted(n)}" for n, t in snapshot.types.items())
+        key = casts({name: snapshot.types[name] for name in self.rule.key_columns})
+        found = [
+            tuple(row.values()) for row in self.db.execute(f"SELECT {key} FROM _touched").to_arrow_table().to_pylist()
+        ]
+        places = {snapshot.key_at(place): place for place in snapshot.places(found)}
+        self._fetch([place for key, place in places.items() if key not in snapshot.overlay])
+        self.fold.apply(events, lambda: attach(self.db, self.config, self.stream, head), head)
         made = self.db.execute(
-            f"SELECT {names} FROM {quoted(self.fold.state)} WHERE ({keys}) IN (SELECT {keys} FROM _touched)"
+            f"SELECT {casts(snapshot.types)} FROM {quoted(self.fold.state)} WHERE ({keys}) IN (SELECT {keys} FROM _touched)"
         ).to_arrow_table()
         columns = {n: made[n].combine_chunks() for n in snapshot.types}
         now = [snapshot.row(columns, index) for index in range(made.num_rows)]
-        changed: dict[tuple[Any, ...], Any] = dict.fromkeys(self._known(found))
+        known = found
+        if self.rule.store.windows:  # each key that was touched, with the windows that it had
+            known = [*places, *(k for t in found for k in snapshot.overlay.irange(t) if k[:-1] == t)]
+        changed: dict[tuple[Any, ...], Any] = dict.fromkeys(known)
         changed |= {tuple(row[k] for k in self.rule.keys): row for row in now}
         snapshot.change(changed, head)
 
-    def _known(self, touched: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        """The keys of all rows that there were of the touched keys; in a windowed store each with its windows."""
-        if not self.rule.store.windows:
-            return touched
-        snapshot = self.snapshot
-        base = [tuple(snapshot.columns[k][i].as_py() for k in self.rule.keys) for i in snapshot.places(touched)]
-        return base + [k for t in touched for k in snapshot.overlay.irange(t) if k[:-1] == t]
-
-    def _fetch(self, touched: list[tuple[Any, ...]]) -> None:
-        """Bring the rows that only the snapshot's version has into the fold's table; those that changed are there."""
-        snapshot = self.snapshot
-        places = [
-            i
-            for i in snapshot.places(touched)
-            if tuple(snapshot.columns[k][i].as_py() for k in self.rule.keys) not in snapshot.overlay
-        ]
+    def _fetch(self, places: list[int]) -> None:
+        """Bring rows that only the snapshot's version has into the fold's table; those that changed are there."""
         if not places:
             return
         chosen = pa.array(places)
-        rows = pa.table({name: column.take(chosen) for name, column in snapshot.columns.items()})
+        rows = pa.table({name: column.take(chosen) for name, column in self.snapshot.columns.items()})
         self.db.register("_rows", rows)
         try:
             self.db.execute(f"INSERT INTO {quoted(self.fold.state)} BY NAME SELECT * FROM _rows")
         finally:
             self.db.unregister("_rows")
-
-    def _arrow(self, sql: str) -> list[tuple[Any, ...]]:
-        columns = [self._plain(column).to_pylist() for column in self.db.execute(sql).to_arrow_table().columns]
-        return list(zip(*columns, strict=True))
-
-    @staticmethod
-    def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-        return column.cast(pa.timestamp("us")) if pa.types.is_timestamp(column.type) else column
 
 
 def feed(changelog: str, start: int, head: int) -> pa.Table:

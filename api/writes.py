@@ -19,7 +19,7 @@ from api.exact import answer
 from api.idempotency import HEADER
 from api.problems import Problem, refused
 from api.producer import Record, Token
-from api.stores import the_replica, the_store
+from api.stores import the_snapshot
 from statehouse.config import Store
 from statehouse.fold import Rule
 
@@ -65,9 +65,8 @@ def post_keys(store: str) -> Response:
 
 
 def _named(name: str) -> tuple[Store, Rule | None]:
-    replica = the_replica()
-    defined, rule = the_store(replica.config, name), replica.snapshot(name).rule
-    return (rule.store if rule else defined), rule
+    known, snapshot = the_snapshot(name)
+    return known, snapshot.rule
 
 
 def _one(store: Store, record: Record) -> Response:
