@@ -12,6 +12,7 @@ from flask import Flask
 from werkzeug.routing import BaseConverter
 
 from api import audit, compress, cors, gate, metrics, problems
+from api.fast import Fast
 from api.health import health
 from api.idempotency import Idempotency
 from api.lake import Lake
@@ -54,12 +55,13 @@ def create_app(config: Config) -> Flask:
     app.extensions["statehouse"] = api = Api(config, Replica(config), Producer(config.kafka), Lake(config))
     problems.install(app)
     # In this order on the way in; on the way out the other way round.
-    metrics.install(app, api.replica)
+    count = metrics.install(app, api.replica)
     compress.install(app)
     cors.install(app, config.api.cors)
     audit.install(app)
-    gate.install(app, config.api)
+    passing = gate.install(app, config.api)
     for blueprint in (health, page, reads, past, writes):
         app.register_blueprint(blueprint)
+    app.wsgi_app = Fast(app.wsgi_app, api.replica, passing, count)  # type: ignore[method-assign]
     api.replica.start()
     return app

@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Callable
 from decimal import Decimal
+from json.encoder import encode_basestring as quote  # json.dumps would make an encoder for each text
 from typing import Any
 
 from flask import Response
@@ -22,11 +23,10 @@ def dumps(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{json.dumps(_name(k), ensure_ascii=False)}:{dumps(v)}" for k, v in value.items()) + "}"
+        return "{" + ",".join([f"{quote(_name(k))}:{dumps(v)}" for k, v in value.items()]) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ",".join(map(dumps, value)) + "]"
-    encode = _SCALARS.get(type(value), _text)
-    return encode(value)
+    return _SCALARS.get(type(value), _text)(value)
 
 
 def loads(text: str) -> Any:
@@ -63,7 +63,7 @@ def _decimal(number: Decimal) -> str:
 
 
 def _text(value: Any) -> str:
-    return json.dumps(str(value), ensure_ascii=False)
+    return quote(str(value))
 
 
 def _name(key: Any) -> str:
@@ -75,7 +75,7 @@ _SCALARS: dict[type, Callable[[Any], str]] = {
     int: str,
     float: lambda v: repr(v) if math.isfinite(v) else "null",
     Decimal: _decimal,
-    str: _text,
+    str: quote,
     bytes: lambda v: f'"{base64.b64encode(v).decode()}"',
     dt.datetime: lambda v: f'"{time(v)}"',
     dt.date: lambda v: f'"{v.isoformat()}"',

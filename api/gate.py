@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 
 from flask import Flask, g, request
 
@@ -15,39 +16,57 @@ OPEN = "health"  # the blueprint that anyone may ask
 CHALLENGE = 'Bearer realm="statehouse"'
 
 
-def install(app: Flask, limits: Api) -> None:
-    """Every request has to pass the gate from here on. ``g.caller`` is the name of its token, if there are tokens.
+class Gate:
+    """Who may pass, by ``api`` of the configuration. Raises ConfigError where the tokens file is wrong."""
 
-    Raises ConfigError where the tokens file is wrong.
-    """
-    tokens = Tokens(limits.tokens) if limits.tokens else None
-    rate = Rate(limits.rate_limit) if limits.rate_limit else None
+    def __init__(self, limits: Api) -> None:
+        self.limits = limits
+        self._tokens = Tokens(limits.tokens) if limits.tokens else None
+        self._rate = Rate(limits.rate_limit) if limits.rate_limit else None
 
-    @app.before_request
-    def gate() -> None:
+    def reader(self, authorization: str, address: str | None) -> Hashable | None:
+        """As whom a caller may read; None: :meth:`check` says why not."""
+        if self._tokens is None:
+            return "address", address
+        holder = self._tokens.find(_token(authorization))
+        return ("token", holder.name) if holder and "read" in holder.scopes else None
+
+    def wait(self, caller: Hashable) -> float:
+        """0: the caller's request may pass, and is counted. Else how many seconds to wait before the next one may."""
+        return self._rate.wait(caller) if self._rate else 0.0
+
+    def check(self) -> None:
+        """Raises a problem where the request at hand may not pass. ``g.caller`` is the name of its token, if any."""
         if request.blueprint == OPEN:
             return
-        holder = tokens.find(_bearer()) if tokens else None
+        token = _token(request.headers.get("Authorization", ""))
+        holder = self._tokens.find(token) if self._tokens else None
         g.caller = holder.name if holder else None
         # Before it is said that a token is wrong, so that nobody can try many.
-        if rate and (seconds := rate.wait(("token", holder.name) if holder else ("address", request.remote_addr))):
-            detail = f"found more than {limits.rate_limit:g} requests per second, expected no more"
+        if seconds := self.wait(("token", holder.name) if holder else ("address", request.remote_addr)):
+            detail = f"found more than {self.limits.rate_limit:g} requests per second, expected no more"
             raise Problem(429, "too-many-requests", detail, {"Retry-After": str(math.ceil(seconds))})
-        if tokens:
-            _authorize(holder)
+        if self._tokens:
+            _authorize(holder, bool(token))
         key = (request.view_args or {}).get("key", "")
-        if (size := len(key.encode("utf-8", "replace"))) > limits.max_key:
-            raise Problem(414, "key-too-long", f"found a key of {size} bytes, expected at most {limits.max_key}")
+        if (size := len(key.encode("utf-8", "replace"))) > self.limits.max_key:
+            raise Problem(414, "key-too-long", f"found a key of {size} bytes, expected at most {self.limits.max_key}")
 
 
-def _bearer() -> str:
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+def install(app: Flask, limits: Api) -> Gate:
+    """Every request has to pass the gate from here on."""
+    gate = Gate(limits)
+    app.before_request(gate.check)
+    return gate
+
+
+def _token(authorization: str) -> str:
+    scheme, _, token = authorization.partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
 
 
-def _authorize(holder: Holder | None) -> None:
+def _authorize(holder: Holder | None, sent: bool) -> None:
     if holder is None:
-        sent = bool(_bearer())
         found = "a token that is not known" if sent else "no token"
         challenge = CHALLENGE + (', error="invalid_token"' if sent else "")
         detail = f"found {found}, expected the header 'Authorization: Bearer TOKEN'"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from flask import Flask, Response, g, request
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector
@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 from api.replica import Replica
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+POINT_READ = "/stores/<store>/keys/<key:key>"  # as Flask's routes are written
 METHODS = {"GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS", "PATCH"}
 GAUGES = {  # by the name in replica.status: the metric, what it is, and how many of it are one
     "keys": ("statehouse_store_keys", "Keys in the state", 1),
@@ -50,8 +51,9 @@ class Replicas(Collector):
             yield gauge
 
 
-def install(app: Flask, replica: Replica) -> None:
-    """Count every request from here on, and serve ``/metrics``."""
+def install(app: Flask, replica: Replica) -> Callable[[float], None]:
+    """Count every request from here on, and serve ``/metrics``. What it gives counts a point read that was answered in
+    so many seconds without Flask."""
     counted = CollectorRegistry()
     labels = ("route", "method", "status")
     # A histogram counts too: statehouse_http_request_seconds_count.
@@ -80,3 +82,5 @@ def install(app: Flask, replica: Replica) -> None:
             shown.register(counted)
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         return Response(encode(shown), content_type=content_type)
+
+    return seconds.labels(POINT_READ, "GET", "200").observe

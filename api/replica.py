@@ -72,6 +72,10 @@ class Replica:
         """End the background thread; reads go on as of now."""
         self._stop.set()
 
+    def cursor(self) -> duckdb.DuckDBPyConnection:
+        """A cursor for SQL over what is here; to be closed."""
+        return self._connection.cursor()
+
     def snapshot(self, store: str) -> Snapshot:
         """The store's current state."""
         return self._stores[store].snapshot

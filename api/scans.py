@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import duckdb
 
 from api.problems import Problem
 from api.snapshot import Inside, Row, Snapshot
 from api.typed import canonical
+from api.where import Where
 
 PAGE = 5000  # rows that are made while those who change the state wait
 
@@ -31,18 +34,34 @@ def bounds(snapshot: Snapshot, asked: dict[str, str]) -> tuple[tuple[Any, ...], 
 
 
 def pages(
-    snapshot: Snapshot, bounds: tuple[tuple[Any, ...], Inside], after: Sequence[str] | None, limit: int
+    snapshot: Snapshot,
+    bounds: tuple[tuple[Any, ...], Inside],
+    after: Sequence[str] | None,
+    limit: int,
+    where: Where | None,
 ) -> Iterator[list[Row]]:
     """All of a scan, page by page. A key that changes meanwhile is given once, as it was or as it is."""
     while limit > 0:
         wanted = min(PAGE, limit)
-        rows, _ = snapshot.page(after, wanted, bounds)
+        rows, _ = snapshot.page(after, wanted, bounds, where)
         if rows:
             yield rows
         if len(rows) < wanted:
             return
         after = snapshot.texts(rows[-1])
         limit -= len(rows)
+
+
+def condition(
+    snapshot: Snapshot, asked: dict[str, str], cursor: Callable[[], duckdb.DuckDBPyConnection]
+) -> Where | None:
+    """What ``where`` says, or a problem."""
+    if "where" not in asked:
+        return None
+    try:
+        return Where(asked["where"], snapshot.shown(), cursor)
+    except ValueError as error:
+        raise Problem(400, "bad-parameter", f"where: {error}") from None
 
 
 def _parts(snapshot: Snapshot, text: str) -> list[str]:

@@ -92,13 +92,20 @@ def get_key(store: str, key: str) -> Response:
     if found is None:
         named = "/".join(part[:100] for part in parts)
         raise Problem(404, "unknown-key", f"found no {named!r} in {store}", position=position)
-    text = dumps(found)  # once: for the body, and without the position for the tag
-    body = f'{text[:-1]},"position":{dumps(position)}}}\n'
+    body, tag = point(found, position)
     response = Response(body, content_type="application/json")
-    response.set_etag(hashlib.blake2b(text.encode(), digest_size=12).hexdigest(), weak=True)
+    response.set_etag(tag, weak=True)
     if "If-None-Match" in request.headers:
         response.make_conditional(request)
     return response
+
+
+def point(row: Row, position: int | None) -> tuple[bytes, str]:
+    """A point read's body, and its tag, which does not change with the position."""
+    text = dumps(row).encode()  # once, for both
+    return b'%s,"position":%s}\n' % (text[:-1], dumps(position).encode()), hashlib.blake2b(
+        text, digest_size=12
+    ).hexdigest()
 
 
 def _wait(replica: Replica, store: Store, asked: dict[str, str]) -> None:
@@ -186,10 +193,11 @@ def scan(store: str) -> Response:
 
     A cursor is a place in that order: pages neither repeat nor skip a key, however the state changes. ``prefix`` is of a
     key's last given part; ``from`` (included) and ``to`` (not) are keys, of a composite key some first parts separated by '/'.
+    ``where`` compares columns with literals, see :mod:`api.where`.
     """
     replica = the_replica()
     the_store(replica.config, store)
-    asked = parameters("limit", "cursor", "prefix", "from", "to")
+    asked = parameters("limit", "cursor", "prefix", "from", "to", "where")
     kind = formats.wanted(request)
     limit = limit_of(asked, sys.maxsize, 10**9) if kind else limit_of(asked, DEFAULT_LIMIT, MAX_LIMIT)
     snapshot = replica.snapshot(store)
@@ -200,7 +208,7 @@ def scan(store: str) -> Response:
             else answer({"rows": [], "cursor": None, "position": None})
         )
     text = asked.get("cursor", "")
-    bounds = scans.bounds(snapshot, asked)
+    bounds, where = scans.bounds(snapshot, asked), scans.condition(snapshot, asked, replica.cursor)
     try:
         after = keys.of_cursor(text, len(snapshot.rule.keys)) if text else None
         if after is not None:
@@ -208,8 +216,8 @@ def scan(store: str) -> Response:
     except (ValueError, ArithmeticError, KeyError):
         raise keys.bad_cursor(text) from None
     if kind:
-        return formats.streamed(scans.pages(snapshot, bounds, after, limit), kind, snapshot.schema())
-    rows, position = snapshot.page(after, limit + 1, bounds)  # one more tells whether there is a next page
+        return formats.streamed(scans.pages(snapshot, bounds, after, limit, where), kind, snapshot.schema())
+    rows, position = snapshot.page(after, limit + 1, bounds, where)  # one more tells whether there is a next page
     more = len(rows) > limit
     rows = rows[:limit]
     following = keys.cursor(snapshot.texts(rows[-1])) if more else None

@@ -76,7 +76,7 @@ class Tail:
             f"SELECT {casts(snapshot.types)} FROM {quoted(self.fold.state)} WHERE ({keys}) IN (SELECT {keys} FROM _touched)"
         ).to_arrow_table()
         columns = {n: made[n].combine_chunks() for n in snapshot.types}
-        now = [snapshot.row(columns, index) for index in range(made.num_rows)]
+        now = snapshot.rows(columns)
         known = found
         if self.rule.store.windows:  # each key that was touched, with the windows that it had
             known = [*places, *(k for t in found for k in snapshot.overlay.irange(t) if k[:-1] == t)]

@@ -1,0 +1,61 @@
+"""Point reads in front of Flask give what Flask gives, byte for byte, whoever asks for whatever."""
+
+# ruff: noqa: F811 (fixtures are imported)
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from api.fast import Fast
+from tests.test_api_reads import STRANGE, app, client, config  # noqa: F401 (fixtures)
+
+STORES = ("status", "last", "by_till", "pairs", "names", "days", "hours", "tagged", "rewards", "nobody")
+
+
+@pytest.fixture
+def slow(app: Flask) -> FlaskClient:
+    """The same app, asked behind the fast path."""
+    behind = Flask("behind")
+    behind.wsgi_app = app.wsgi_app.slow  # type: ignore[method-assign, attr-defined]
+    return behind.test_client()
+
+
+def both(client: FlaskClient, slow: FlaskClient, path: str, **words: object) -> bool:
+    """Ask both; whether the key was there."""
+    quick, right = (who.get(path, **words) for who in (client, slow))  # type: ignore[arg-type]
+    assert (quick.status_code, quick.data) == (right.status_code, right.data), path
+    assert sorted(quick.headers) == sorted(right.headers), path
+    return quick.status_code == 200
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.sampled_from(STORES),
+    st.one_of(
+        st.sampled_from([*STRANGE, "1", "a/1", "a%2Fb/1", "2026-03-01", "k/history", "x/reports"]), st.text(max_size=5)
+    ),
+    st.sampled_from([{}, {"Accept-Encoding": "gzip"}, {"Origin": "http://x"}, {"If-None-Match": "*"}]),
+)
+@example("pairs", "a/1", {})
+@example("by_till", "+1", {})
+def test_the_same_bytes_and_headers(
+    client: FlaskClient, slow: FlaskClient, store: str, key: str, headers: dict
+) -> None:
+    both(client, slow, f"/stores/{store}/keys/{quote(key, safe='/%')}", headers=headers)
+
+
+def test_those_that_are_there_are_answered_without_flask(
+    client: FlaskClient, slow: FlaskClient, app: Flask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [f"/stores/last/keys/{quote(key, safe='')}" for key in STRANGE if key] + ["/stores/pairs/keys/a/1"]
+    for path in paths:
+        assert both(client, slow, path)
+    right = [client.get(path).data for path in paths]
+    assert isinstance(app.wsgi_app, Fast)
+    monkeypatch.setattr(app.wsgi_app, "slow", None)
+    assert [client.get(path).data for path in paths] == right

@@ -1,0 +1,167 @@
+"""Pages of a store, its version and what changed since, with a condition: against plain Python."""
+
+# ruff: noqa: F811 (fixtures are imported)
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from flask.testing import FlaskClient
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from api import duck
+from api.snapshot import Snapshot, of_table
+from api.where import Where
+from tests.test_api_lake import configured, rule
+from tests.test_api_reads import app, client, config, problem  # noqa: F401 (fixtures)
+
+COMPARE = {"=": operator.eq, "<>": operator.ne, "!=": operator.ne, "<": operator.lt, "<=": operator.le}
+COMPARE |= {">": operator.gt, ">=": operator.ge}
+KINDS = {"key": pa.string(), "value": pa.float64(), "event_time": pa.timestamp("us"), "_order": pa.int64()}
+TYPES = {"key": "VARCHAR", "value": "DOUBLE", "event_time": "TIMESTAMP", "_order": "BIGINT"}
+SHOWN = {"key": "STRING", "value": "DOUBLE", "event_time": "TIMESTAMP"}
+DB = duck.connect()
+
+texts = st.text("ab'%_é", max_size=3)
+numbers = st.integers(-3, 3).map(float)
+
+
+def row(key: str, value: float | None) -> dict[str, Any]:
+    return {"key": key, "value": value, "event_time": None, "_order": 1}
+
+
+@st.composite
+def conditions(draw: st.DrawFn, depth: int = 2) -> tuple[str, Any]:
+    """SQL, and what it says as a function of a row: True, False or None (unknown)."""
+    kind = draw(st.sampled_from(["key", "value", "null", "in", "between", "like"] + ["and", "or", "not"] * (depth > 0)))
+    if kind in ("and", "or"):
+        (a, f), (b, g) = draw(conditions(depth - 1)), draw(conditions(depth - 1))
+        decided = kind == "or"
+        return (
+            f"({a}) {kind} {b if draw(st.booleans()) and depth == 1 else f'({b})'}",
+            lambda r: decided if decided in (f(r), g(r)) else None if None in (f(r), g(r)) else not decided,
+        )
+    if kind == "not":
+        a, f = draw(conditions(depth - 1))
+        return f"NOT ({a})", lambda r: None if f(r) is None else not f(r)
+    if kind == "null":
+        return "value IS NULL", lambda r: r["value"] is None
+    if kind == "in":
+        some = draw(st.lists(numbers, min_size=1, max_size=3))
+        return (
+            f"Value IN ({', '.join(f'{n:g}' for n in some)})",
+            lambda r: None if r["value"] is None else r["value"] in some,
+        )
+    if kind == "between":
+        a, b = draw(numbers), draw(numbers)
+        return f"value BETWEEN {a:g} AND {b}", lambda r: None if r["value"] is None else a <= r["value"] <= b
+    if kind == "like":
+        start = draw(st.text("abé", max_size=2))
+        return f"`key` LIKE '{start}%'", lambda r: r["key"].startswith(start)
+    name, sign = draw(st.sampled_from(["key", "value"])), draw(st.sampled_from(sorted(COMPARE)))
+    literal = draw(texts if name == "key" else numbers)
+    said = "'" + literal.replace("'", "\\'") + "'" if name == "key" else f"{literal:g}"
+    if draw(st.booleans()):
+        return f"{name} {sign} {said}", lambda r: None if r[name] is None else COMPARE[sign](r[name], literal)
+    return f"{said} {sign} {name}", lambda r: None if r[name] is None else COMPARE[sign](literal, r[name])
+
+
+@pytest.fixture(scope="module")
+def last(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return rule(configured(tmp_path_factory.mktemp("where")), "last")
+
+
+def snapshot(last: Any, base: dict[str, float | None], changed: dict[str, float | str | None]) -> Snapshot:
+    """A version and what was put on top: 'gone' is an absent key."""
+    rows = pa.Table.from_pylist([row(k, v) for k, v in sorted(base.items())], pa.schema(KINDS))
+    made = of_table(rows, last, TYPES)
+    made.change({(k,): None if v == "gone" else row(k, v) for k, v in changed.items()}, 1)  # type: ignore[arg-type]
+    return made
+
+
+values = st.one_of(st.none(), numbers)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.dictionaries(texts, values, max_size=30),
+    st.dictionaries(texts, st.one_of(values, st.just("gone")), max_size=10),
+    st.one_of(st.none(), conditions()),
+    st.one_of(st.none(), texts),
+    st.integers(1, 12),
+)
+def test_a_page_is_what_plain_python_says(
+    last: Any, base: dict, changed: dict, condition: Any, after: Any, limit: int
+) -> None:
+    made = snapshot(last, base, changed)
+    where = Where(condition[0], SHOWN, DB.cursor) if condition else None
+    now = {k: v for k, v in {**base, **changed}.items() if v != "gone"}
+    right = [{"key": k, "value": v, "event_time": None} for k, v in sorted(now.items()) if after is None or k > after]
+    right = [r for r in right if condition is None or condition[1](r)][:limit]
+    assert made.page(None if after is None else [after], limit, where=where)[0] == right
+    assert made.keys == len(now)
+    for key in {*base, *changed}:
+        assert made.get([key]) == ({"key": key, "value": now[key], "event_time": None} if key in now else None)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.integers(1, 12_000), st.sets(st.integers(0, 12_000), max_size=3000), st.integers(0, 12_000), st.booleans())
+def test_long_scans_of_many_runs(last: Any, size: int, touched: set, start: int, every: bool) -> None:
+    base = {f"{i:05}": float(i) for i in range(0, size, 2)}
+    changed: dict[str, Any] = {f"{i:05}": "gone" if i % 3 else -1.0 for i in touched}
+    made = snapshot(last, base, changed)
+    where = None if every else Where("value < 5000", SHOWN, DB.cursor)
+    now = {k: v for k, v in {**base, **changed}.items() if v != "gone" and k > f"{start:05}" and (every or v < 5000)}
+    found = made.page([f"{start:05}"], 20_000, where=where)[0]
+    assert [(r["key"], r["value"]) for r in found] == sorted(now.items())
+
+
+def test_over_http(client: FlaskClient) -> None:
+    def keys(store: str, where: str, **query: Any) -> list[Any]:
+        return [
+            next(iter(r.values()))
+            for r in client.get(f"/stores/{store}/keys", query_string={"where": where, **query}).get_json()["rows"]
+        ]
+
+    assert keys("by_till", f"value > {2**60 + 2495}") == [2496, 2497, 2498, 2499]
+    assert keys("by_till", "`key` <= -4.5 or key = 7") == [-5, 7]
+    assert keys("by_till", "key between 5 and 9", limit=3) == [5, 6, 7]
+    assert keys("days", "key = '2026-03-01' and event_time >= '2026-03-01T12:30:00Z'") == ["2026-03-01"]
+    assert keys("days", "event_time > '2026-03-01T12:30:00.250Z'") == []
+    assert keys("rewards", "value = 12345678901234567890123456.70") == ["c"]
+    assert keys("hours", "window_start < '2026-03-01T13:00:00+00:00'") == ["a", "b"]
+    text = client.get(
+        "/stores/by_till/keys", query_string={"where": "key < 0"}, headers={"Accept": "application/x-ndjson"}
+    ).text
+    assert len(text.splitlines()) == 5
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        ("1 = 1", "expected"),
+        ("value > (SELECT 1)", "expected"),
+        ("value > key", "expected a literal of value"),
+        ("abs(value) > 1", "expected comparisons"),
+        ("value > 'x'", "expected a literal of value, which is BIGINT"),
+        ("key = '7'", "expected a literal of key, which is INT"),
+        ("value IN (SELECT value FROM t)", "expected comparisons"),
+        ("nothing = 1", "found the column 'nothing', expected key, value"),
+        ("_first = 1", "found the column '_first'"),
+        ("value > 1; DROP TABLE x", "expected comparisons"),
+        ("value >", "expected comparisons"),
+        ("", "expected comparisons"),
+        ("(" * 1500 + "1", "expected comparisons"),
+        ("value = " + "1" * 39, "at most 38 digits"),
+        ("value = 1 or " * 300, "characters"),
+        ("x.value = 1", "expected comparisons"),
+        ("value like 'a%'", "expected a column that is text"),
+        ("read_csv('/etc/passwd') IS NULL", "expected comparisons"),
+    ],
+)
+def test_what_is_no_such_condition(client: FlaskClient, where: str, says: str) -> None:
+    response = client.get("/stores/by_till/keys", query_string={"where": where})
+    assert says in problem(response, 400, "bad-parameter")["detail"]
