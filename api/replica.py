@@ -22,15 +22,28 @@ import pyarrow as pa
 import sqlglot
 from deltalake import DeltaTable
 
-from api import duck
+from api import direct, disk, duck
 from api.log import Log, Mark
 from api.snapshot import Snapshot, load
 from api.tail import Tail, can_follow, feed
 from statehouse.config import Config, Store
-from statehouse.tables import commit_time, definition_of, folded, generation, metadata, stored_rule, table
+from statehouse.tables import (
+    commit_time,
+    definition_of,
+    folded,
+    generation,
+    metadata,
+    rows_and_bytes,
+    stored_rule,
+    table,
+)
 
 POLL_SECONDS = 0.2
 OVERLAY = 50_000  # rows that may have changed, or a fifth of the store, before a newer version of its table is read
+DIRECT, BUSY_SECONDS = (
+    4,
+    10.0,
+)  # reads of the lake at once, with `replica: none`; and how long others wait for their turn
 log = logging.getLogger("statehouse.api")
 
 
@@ -54,6 +67,7 @@ class Replica:
         self.config = config
         self._connection = duck.connect(root=config.root)
         self._db = self._connection.cursor()
+        self._pool = duck.Pool(config.root, DIRECT, BUSY_SECONDS)
         self._stores = {s.name: Followed(s, Log(table(config, "state", s.name))) for s in config.stores.values()}
         self._changelogs = {s: Log(table(config, "changelog", s)) for s in config.streams}
         self._heads: dict[str, int | None] = {}
@@ -149,16 +163,43 @@ class Replica:
             return f"state/{followed.store.name} is gone; serving version {followed.snapshot.version}" if gone else None
         if mark != followed.mark:
             if self._needed(followed, mark):
-                snapshot = load(self._db, self.config, followed.store, mark.version)
-                tail = self._tail_of(snapshot)
                 old = followed.tail
-                followed.tail = tail
-                self._catch_up(followed, snapshot)
+                for exactly in (False, True):  # what was kept may be older than what the changelog's feed has
+                    snapshot = self._base(followed, mark, exactly)
+                    followed.tail = self._tail_of(snapshot)
+                    self._catch_up(followed, snapshot)
+                    if followed.tail or snapshot.version == mark.version:
+                        break
                 followed.snapshot = snapshot
                 if old:
                     old.close()
             followed.mark = mark
         return None
+
+    def _base(self, followed: Followed, mark: Mark, exactly: bool) -> Snapshot:
+        """A version of the table to go on from: this one, or a little earlier one that this machine has kept."""
+        if self.config.api.replica == "none":
+            return direct.of_table(self._pool, self.config, followed.store, mark.version)
+        if self.config.api.replica == "memory":
+            return load(self._db, self.config, followed.store, mark.version)
+        found = disk.kept(self.config, followed.store, mark.version, mark.version if exactly else None)
+        if found is not None and self._near(followed, found, mark):
+            return found
+        return disk.read(self._db, self.config, followed.store, mark.version)
+
+    def _near(self, followed: Followed, found: Snapshot, mark: Mark) -> bool:
+        """Whether it is less to fold what came after a kept version than to read this version of the table."""
+        now = followed.snapshot.version
+        if found.version == mark.version:
+            return True
+        if now is not None and found.version is not None and found.version <= now:
+            return False  # it is what has been outgrown
+        position = folded(DeltaTable(followed.log.path, version=mark.version))
+        if position is None or found.position is None:
+            return False
+        changelog = table(self.config, "changelog", followed.store.stream)
+        events = rows_and_bytes(changelog, position)[0] - rows_and_bytes(changelog, found.position)[0]
+        return events <= max(OVERLAY, found.size // 5)
 
     def _needed(self, followed: Followed, mark: Mark) -> bool:
         """Whether a new version of the table has to be read."""
@@ -176,6 +217,8 @@ class Replica:
     def _tail_of(self, snapshot: Snapshot) -> Tail | None:
         """What goes on from a snapshot; None where DuckDB has no words for its rule, or where there is no feed."""
         if snapshot.rule is None or snapshot.rule.store.stream not in self.config.streams:
+            return None
+        if self.config.api.replica == "none":
             return None
         try:
             if not can_follow(table(self.config, "changelog", snapshot.rule.store.stream)):

@@ -21,6 +21,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from sortedcontainers import SortedDict
 
+from api import duck
 from api.duck import literal, quoted
 from api.exact import time
 from api.where import Where
@@ -79,11 +80,19 @@ class Snapshot:
             return self.public(found) if found else None
         with self.lock:
             rows = [self.public(row) for _, row in itertools.takewhile(lambda r: r[0][:-1] == key, self._rows(key))]
-        if not rows:
+        return self.windowed(rows)
+
+    def windowed(self, rows: Sequence[Row]) -> Row | None:
+        """The rows of a key's windows as one."""
+        if self.rule is None or not rows:
             return None
         names = list(self.rule.key_columns)
         windows = [{c: v for c, v in row.items() if c not in names} for row in rows]
         return {**{k: rows[0][k] for k in names}, "windows": windows}
+
+    def lookup(self, keys: Sequence[Sequence[str]]) -> list[Row | None]:
+        """What :meth:`get` gives of each of these."""
+        return [self.get(parts) for parts in keys]
 
     def page(
         self,
@@ -284,9 +293,7 @@ def load(
     try:
         # Pinned: every query of the attached table reads this one version, whatever is committed meanwhile.
         cursor.execute(f"ATTACH {literal(path)} AS lake (TYPE delta, READ_ONLY, PIN_SNAPSHOT, VERSION {int(version)})")
-        described = cursor.execute("DESCRIBE SELECT * FROM lake").fetchall()
-        # Moments are kept as plain UTC.
-        types = {row[0]: row[1].replace("TIMESTAMP WITH TIME ZONE", "TIMESTAMP") for row in described}
+        types = duck.types(cursor, "lake")
         order = ", ".join(map(quoted, rule.keys))
         found = cursor.execute(f"SELECT {casts(types)} FROM lake {where} ORDER BY {order}").to_arrow_table()
     finally:

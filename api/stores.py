@@ -177,12 +177,12 @@ def lookup(store: str) -> Response:
     if not isinstance(asked, list) or len(asked) > MAX_LIMIT:
         raise Problem(400, "bad-body", f'expected {{"keys": [...]}} with at most {MAX_LIMIT} keys')
     kinds, position = keys.kinds(defined, snapshot.rule), snapshot.position
-    rows, missing = [], []
-    for key in asked:
-        parts = key if isinstance(key, list) else [key]
-        texts = [part if isinstance(part, str) else dumps(part) for part in parts]
-        found = snapshot.get(keys.typed(texts, defined, kinds))
-        rows.append(found) if found else missing.append(key)
+    parts = [
+        keys.typed([p if isinstance(p, str) else dumps(p) for p in key], defined, kinds)
+        for key in (key if isinstance(key, list) else [key] for key in asked)
+    ]
+    found = list(zip(asked, snapshot.lookup(parts), strict=True))
+    rows, missing = [row for _, row in found if row], [key for key, row in found if not row]
     return answer({"rows": rows, "missing": missing, "position": position})
 
 

@@ -36,17 +36,20 @@ PLAIN = (*NUMBERS, "BOOLEAN", "STRING", "DATE", "TIMESTAMP")
 
 
 class Where:
-    """A condition on rows whose columns have these types, Spark's. Raises ValueError for what is not such a condition."""
+    """A condition on rows whose columns have these types, Spark's: ``sql`` in DuckDB's words, with ``bound`` for its '?'.
+
+    Raises ValueError for what is not such a condition.
+    """
 
     def __init__(self, text: str, types: Mapping[str, str], cursor: Callable[[], duckdb.DuckDBPyConnection]) -> None:
         self._types = {n: t for n, t in types.items() if t.upper().startswith(PLAIN) and n != "reset"}
-        self._bound: list[Any] = []
+        self.bound: list[Any] = []
         self._cursor = cursor
         if len(text) > LONGEST:
             raise ValueError(f"found {len(text)} characters, expected at most {LONGEST}")
         try:
             tree = parse_one(text, dialect="spark")
-            self._sql = self._condition(tree)
+            self.sql = self._condition(tree)
         except (SqlglotError, RecursionError):
             raise ValueError(f"found {text[:100]!r}, expected {SUCH_AS}") from None
 
@@ -60,7 +63,7 @@ class Where:
             rows = {name: column for name, column in columns.items() if name in self._types}
             cursor.register("_asked", pa.table({**rows, "_place": pa.array(range(count), pa.int64())}))
             return (
-                cursor.execute(f"SELECT _place FROM _asked WHERE {self._sql}", self._bound)
+                cursor.execute(f"SELECT _place FROM _asked WHERE {self.sql}", self.bound)
                 .fetchnumpy()["_place"]
                 .tolist()
             )
@@ -117,11 +120,11 @@ class Where:
         literal = node.this if negative else node
         try:
             if isinstance(literal, exp.Literal) and literal.is_string and not negative and kind in TEXTS:
-                self._bound.append(TEXTS[kind](literal.this))
+                self.bound.append(TEXTS[kind](literal.this))
             elif isinstance(literal, exp.Literal) and not literal.is_string and kind.startswith(NUMBERS):
-                self._bound.append(_number(literal.this, negative))
+                self.bound.append(_number(literal.this, negative))
             elif isinstance(literal, exp.Boolean) and kind == "BOOLEAN":
-                self._bound.append(bool(literal.this))
+                self.bound.append(bool(literal.this))
             else:
                 raise ValueError(f"expected a literal of {name}, which is {kind}")
         except ValueError as error:

@@ -53,9 +53,9 @@ def write(folder: Path, keys: int) -> None:
     write_deltalake(path, rows, mode="append", commit_properties=done)
 
 
-def wrk(url: str, script: Path | None = None) -> str:
-    """Requests per second and latencies over eight connections for ten seconds."""
-    words = ["wrk", "-t1", "-c8", "-d10s", "--latency", *(["-s", str(script)] if script else []), url]
+def wrk(url: str, script: Path | None = None, seconds: int = 10) -> str:
+    """Requests per second and latencies over eight connections."""
+    words = ["wrk", "-t1", "-c8", f"-d{seconds}s", "--latency", *(["-s", str(script)] if script else []), url]
     said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     found = {name: (re.search(pattern, said) or ["", "?"])[1] for name, pattern in PATTERNS.items()}
     bad = "" if "Non-2xx" not in said else ", errors!"

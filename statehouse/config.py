@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import sqlglot
 import yaml
@@ -294,6 +294,8 @@ class Api(_Model):
     rate_limit: float | None = Field(default=None, gt=0, allow_inf_nan=False)  # requests per second
     cors: list[Annotated[str, AfterValidator(_origin)]] = Field(default_factory=list)
     max_lag: Duration | None = None  # ms
+    replica: Literal["memory", "disk", "none"] = "memory"
+    cache: str | None = None  # a folder of this machine, of a replica on disk
 
 
 class Config(_Model):
@@ -413,10 +415,9 @@ def load(file: str | Path | None = None, environ: Mapping[str, str] = os.environ
         except ValueError as error:
             raise ConfigError(f"{path}:{line_of(lines, ('root',))}: root: {error}") from None
         config = config.model_copy(update={"root": root})
-    if config.api.tokens is not None:
-        tokens = str((path.parent / config.api.tokens).absolute())
-        config = config.model_copy(update={"api": config.api.model_copy(update={"tokens": tokens})})
-    return config
+    files = {name: getattr(config.api, name) for name in ("tokens", "cache")}
+    absolute = {name: str((path.parent / file).absolute()) for name, file in files.items() if file is not None}
+    return config.model_copy(update={"api": config.api.model_copy(update=absolute)})
 
 
 def rule_file(file: str | Path, config: Config, store: str) -> Store:

@@ -5,23 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from deltalake import DeltaTable
-
 from statehouse import kafka
 from statehouse.config import Config
 from statehouse.errors import KafkaUnavailable
-from statehouse.tables import commit_time, metadata, opened, position, table
-
-
-def rows_and_bytes(path: str) -> tuple[int, int]:
-    """A table's rows (by its statistics) and bytes at the newest version; zeros where there is none."""
-    if opened(path) is None:
-        return 0, 0
-    actions = DeltaTable(path).get_add_actions(flatten=True)
-    columns = {
-        name: actions[name].to_pylist() for name in actions.schema.names if name in ("num_records", "size_bytes")
-    }
-    return sum(columns.get("num_records") or []), sum(columns.get("size_bytes") or [])
+from statehouse.tables import commit_time, metadata, opened, position, rows_and_bytes, table
 
 
 def lag_ms(changelog: str, folded: int | None, head: int | None) -> int:

@@ -128,3 +128,14 @@ def stored_rule(delta: DeltaTable | None, name: str) -> Rule | None:
     store = Store.model_validate({**found, "name": name})
     keys = len(store.keys)
     return Rule(store, tuple(types[:keys]), types[keys], tuple(types[keys + 1 :]))
+
+
+def rows_and_bytes(path: str, version: int | None = None) -> tuple[int, int]:
+    """A table's rows (by its statistics) and bytes at a version, or the newest one; zeros where there is none."""
+    if opened(path) is None:
+        return 0, 0
+    actions = DeltaTable(path, version=version).get_add_actions(flatten=True)
+    columns = {
+        name: actions[name].to_pylist() for name in actions.schema.names if name in ("num_records", "size_bytes")
+    }
+    return sum(columns.get("num_records") or []), sum(columns.get("size_bytes") or [])

@@ -84,7 +84,8 @@ class State:
         self.path = table(config, "state", store)
         self.schema = pa.schema([(n, _arrow(t)) for n, t in self.rule.state_columns.items()])
         # The other ways to write a table refuse a property that Delta does not know.
-        settings = {DEFINITION: definition_of(self.rule)}
+        # Statistics are of the key, as in the jobs' tables: deltalake would write rounded ones of a long decimal.
+        settings = {DEFINITION: definition_of(self.rule), "delta.dataSkippingStatsColumns": ",".join(self.rule.keys)}
         DeltaTable.create(self.path, self.schema, configuration=settings, raise_if_key_not_exists=False)
 
     def write(self, position: int, *rows: dict[str, Any], mode: str = "overwrite") -> int:

@@ -78,9 +78,11 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     return config
 
 
-@pytest.fixture(scope="module")
-def app(config: Config) -> Iterator[Flask]:
-    app = create_app(config)
+@pytest.fixture(scope="module", params=["memory", "disk", "none"])
+def app(config: Config, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flask]:
+    """Wherever the state is, the answers are the same."""
+    kept = {"replica": request.param, "cache": str(tmp_path_factory.mktemp("cache"))}
+    app = create_app(config.model_copy(update={"api": config.api.model_copy(update=kept)}))
     yield app
     app.extensions["statehouse"].replica.stop()
 

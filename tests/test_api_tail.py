@@ -7,14 +7,20 @@ import random
 
 import pytest
 
-from api import create_app
+from api import create_app, disk
 from api.replica import Replica
 from jobs.ingest import Ingest
 from jobs.merge import Merge
 from jobs.recover import recover
-from tests.lakes import BATCHES, COUNT, T0, drawn, right, written
+from tests.lakes import BATCHES, COUNT, T0, drawn, more, right, written
 from tests.records import SCHEMA, iso, record
 from tests.test_recover import _compacted
+
+
+def kept(config, where):
+    """The configuration with another place for the replica."""
+    api = config.api.model_copy(update={"replica": where, "cache": f"{config.root}/_cache"})
+    return config.model_copy(update={"api": api})
 
 
 def shown(replica, store):
@@ -40,7 +46,8 @@ def test_every_answer_is_the_oracles_whether_it_is_merged_or_not(spark, filled, 
     monkeypatch.setattr("api.replica.OVERLAY", 5)  # so that newer versions are read, too
     seed = random.randrange(10**6)
     print(f"seed {seed}")
-    dice, replica = random.Random(seed), Replica(config)
+    dice = random.Random(seed)
+    memory, none = Replica(config), Replica(kept(config, "none"))
     ingest = Ingest(spark, config, config.streams["s"])
     for number in range(4):
         records, new = drawn(100 * seed + number, 40, first=COUNT + 40 * number)
@@ -48,13 +55,21 @@ def test_every_answer_is_the_oracles_whether_it_is_merged_or_not(spark, filled, 
         ingest.batch(spark.createDataFrame(records, SCHEMA))
         for store in dice.sample(list(config.stores), dice.randrange(3)):
             Merge(spark, config, config.stores[store]).round()
-        for _ in range(2):  # the second time there is nothing new
+        disk = Replica(kept(config, "disk"))  # a new process each time: it goes on from what the last one kept
+        for replica in (memory, memory, disk):  # the second time there is nothing new
             replica.refresh()
             for store in config.stores:
                 status = replica.status(store)
                 assert (status["error"], status["freshness"], status["lag_ms"]) == (None, "changelog", 0)
                 assert status["position"] == status["head"]
                 assert shown(replica, store) == right(events, store), (number, store)
+        none.refresh()
+        for store in config.stores:
+            status = none.status(store)
+            assert (status["error"], status["freshness"]) == (None, "state")
+            if status["position"] == status["head"]:
+                assert shown(none, store) == right(events, store), (number, store)
+    replica = memory
     gone = replica.snapshot("total").get(["gone"])
     assert gone is None
     late = {"key": "gone", "n": 1, "ts": "2023-01-01T00:00:00Z"}
@@ -95,6 +110,46 @@ def test_a_swapped_state_a_compacted_changelog_and_a_lost_feed_are_noticed(spark
     for store in ("votes", "hours"):
         assert shown(other, store) == right(events, store)
         assert other.status(store)["freshness"] == "changelog"
+
+
+@pytest.mark.slow
+def test_a_new_process_goes_on_from_what_was_kept_as_long_as_it_can(spark, filled, monkeypatch):
+    config, events = filled
+    config, read, load = kept(config, "disk"), [], disk.load
+
+    def noted(db, config, store, version):
+        read.append(store.name)
+        return load(db, config, store, version)
+
+    monkeypatch.setattr(disk, "load", noted)
+    Replica(config).refresh()
+    assert sorted(read) == sorted(config.stores)
+    read.clear()
+    records, new = drawn(8, 40, first=COUNT)
+    more(spark, config, records)
+    events = events + new
+
+    def begun():
+        replica = Replica(config)
+        replica.refresh()
+        for store in config.stores:
+            assert shown(replica, store) == right(events, store)
+            assert replica.status(store)["freshness"] == "changelog"
+        found, read[:] = sorted(read), []
+        return found
+
+    assert begun() == [], "a version was merged meanwhile: what was kept and the feed are enough"
+    recover(spark, config, config.stores["total"])
+    assert begun() == ["total"], "it was replaced"
+    monkeypatch.setattr("api.replica.OVERLAY", 1)
+    assert begun() == ["hours", "votes"], "too much has come since"
+    assert begun() == []
+    monkeypatch.setattr("api.replica.OVERLAY", 1000)
+    records, new = drawn(9, 40, first=COUNT + 40)
+    more(spark, config, records)
+    events = events + new
+    _compacted(spark, config)
+    assert begun() == sorted(config.stores), "the feed is lost: the tables are left"
 
 
 def test_the_past_of_a_key_is_the_oracles(spark, filled):

@@ -1,0 +1,108 @@
+"""``replica: none``: nothing is kept in memory, each read is a query of the state's table. For what is larger than the machine.
+
+Answers are the same, at the MERGE's freshness. What a read costs depends on the table's files: DuckDB leaves out those, and
+those parts of them, whose statistics say that a key is not there.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from api import duck
+from api.duck import quoted
+from api.snapshot import Inside, Row, Snapshot, casts
+from api.where import Where
+from statehouse.config import Config, Store
+from statehouse.errors import StatehouseError
+from statehouse.tables import folded, generation, rows_and_bytes, stored_rule, table
+
+
+@dataclass(eq=False)
+class Direct(Snapshot):
+    """A version of a store's table that stays where it is."""
+
+    pool: duck.Pool | None = None
+    path: str = ""
+
+    def get(self, parts: Sequence[str]) -> Row | None:
+        """As :meth:`Snapshot.get`."""
+        return self.lookup([parts])[0]
+
+    def lookup(self, keys: Sequence[Sequence[str]]) -> list[Row | None]:
+        """As :meth:`Snapshot.lookup`, in one query."""
+        if self.rule is None or not keys:
+            return [None] * len(keys)
+        names = list(self.rule.key_columns)
+        wanted = [self.key(parts) for parts in keys]
+        marks = ", ".join(f"({', '.join('?' * len(names))})" for _ in wanted)
+        of = ", ".join(map(quoted, names))
+        condition = f"({of}) IN ({marks})" if len(wanted) > 1 else f"({of}) = {marks}"
+        found: dict[tuple[Any, ...], list[Row]] = {}
+        for row in self._select([condition], [value for key in wanted for value in key]):
+            found.setdefault(tuple(row[n] for n in names), []).append(row)
+        if self.rule.store.windows:
+            return [self.windowed(found.get(key, [])) for key in wanted]
+        return [found[key][0] if key in found else None for key in wanted]
+
+    def page(
+        self,
+        after: Sequence[str] | None,
+        limit: int,
+        bounds: tuple[tuple[Any, ...], Inside] = ((), lambda key: True),
+        where: Where | None = None,
+    ) -> tuple[list[Row], int | None]:
+        """As :meth:`Snapshot.page`."""
+        if self.rule is None:
+            return [], self.position
+        least, inside = bounds
+        conditions: list[str] = []
+        bound: list[Any] = []
+        for key, operator in ((least, ">="), (self.key(after) if after is not None else (), ">")):
+            if key:
+                conditions.append(
+                    f"({', '.join(map(quoted, list(self.rule.keys)[: len(key)]))}) {operator} ({', '.join('?' * len(key))})"
+                )
+                bound += key
+        if where:
+            conditions.append(where.sql)
+            bound += where.bound
+        rows = self._select(conditions, bound, limit)
+        names = self.rule.keys
+        return list(itertools.takewhile(lambda row: inside(tuple(row[n] for n in names)), rows)), self.position
+
+    def _select(self, conditions: Sequence[str], bound: Sequence[Any], limit: int | None = None) -> list[Row]:
+        assert self.rule is not None and self.pool is not None and self.version is not None
+        text = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+        order = f"ORDER BY {', '.join(map(quoted, self.rule.keys))}" + (f" LIMIT {int(limit)}" if limit else "")
+        with self.pool.table(self.path, self.version) as (db, name):
+            found = db.execute(f"SELECT {casts(self.types)} FROM {name} {text} {order}", bound).to_arrow_table()
+        return [self.public(row) for row in self.rows({n: found[n] for n in self.types})]
+
+
+def of_table(pool: duck.Pool, config: Config, store: Store, version: int) -> Direct:
+    """A version of a store's table as what callers read. Raises StatehouseError where it is not one of ours."""
+    path = table(config, "state", store.name)
+    delta = DeltaTable(path, version=version)
+    rule = stored_rule(delta, store.name)
+    if rule is None:
+        raise StatehouseError(f"{path} has no definition: it was not made by statehouse")
+    with pool.table(path, version) as (db, name):
+        types = duck.types(db, name)
+        none = db.execute(f"SELECT {casts(types)} FROM {name} LIMIT 0").to_arrow_table()
+    return Direct(
+        rule,
+        version,
+        generation(delta),
+        folded(delta),
+        keys=rows_and_bytes(path, version)[0],
+        columns={n: pa.array([], none[n].type) for n in types},
+        types=types,
+        pool=pool,
+        path=path,
+    )
