@@ -24,6 +24,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from jobs import metrics
 from jobs.lake import create_stream
 from jobs.parse import accepted, parse, refused
 from jobs.rules import rule_of
@@ -127,8 +128,11 @@ class Ingest:
         ):  # a commit number that is there already is passed over in silence
             raise LakeBusy(f"{self.changelog} was written by another process meanwhile; one writer a table")
         self.commit, self.offsets = commit, offsets
-        self.events += sum(row[1] for row in counts) - bad
+        good = sum(row[1] for row in counts) - bad
+        self.events += good
         self.refused += bad
+        metrics.EVENTS.labels(self.stream.name).inc(good)
+        metrics.QUARANTINED.labels(self.stream.name).inc(bad)
 
     def start(self, once: bool = False) -> Any:
         """Start the streaming query from the position; ``once``: what is there now, then it ends."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from jobs import metrics
 from jobs.ingest import Ingest
 from jobs.merge import Merge, Round
 from jobs.recover import recover
@@ -37,6 +38,7 @@ class Jobs:
         self.failure: BaseException | None = None
         self.ingests: list[Ingest] = []
         began = time.monotonic()
+        self.unserve = metrics.serve(config)
         log.info(
             "starting Spark; its log is %s (the first time it fetches 36 MB of jars)",
             spark_log or "on the console",
@@ -53,6 +55,11 @@ class Jobs:
     def run(self, once: bool = False) -> None:
         """Run the parts until stopped, or ``once``; raises what made a part give up."""
         with ExitStack() as held:
+            held.callback(self.unserve)
+            if self.config.jobs.metrics and "ingest" in self.parts:
+                progress = metrics.Progress()
+                self.spark.streams.addListener(progress)
+                held.callback(self.spark.streams.removeListener, progress)
             for part in self.parts:
                 held.enter_context(lock(self.spark, self.config, part))
             self._run(once)
@@ -102,6 +109,8 @@ class Jobs:
 
 
 def _tell(done: Round) -> None:
+    metrics.MERGED.labels(done.store).inc(done.events)
+    metrics.MERGE_SECONDS.labels(done.store).observe(done.seconds)
     log.info(
         "%s: %d events into %d keys, version %s → %d, %.1f s",
         done.store,

@@ -298,6 +298,20 @@ class Api(_Model):
     cache: str | None = None  # a folder of this machine, of a replica on disk
 
 
+def parse_address(text: Any) -> tuple[str, int]:
+    """``127.0.0.1:9100`` or ``[::1]:9100``: host and port; ValueError for anything else."""
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+):(\d{1,5})", str(text))
+    if not found or int(found[2]) > 65535:
+        raise ValueError(f"found {text!r}, expected a host and a port such as '127.0.0.1:9100'")
+    return found[1].strip("[]"), int(found[2])
+
+
+class Jobs(_Model):
+    """How the jobs run."""
+
+    metrics: Annotated[str, BeforeValidator(lambda a: parse_address(a) and a)] | None = None
+
+
 class Config(_Model):
     """The whole file."""
 
@@ -308,6 +322,7 @@ class Config(_Model):
     merge_every: Duration = 5000
     tombstones: Duration = 7 * UNITS["day"]
     api: Api = Field(default_factory=Api)
+    jobs: Jobs = Field(default_factory=Jobs)
 
     @model_validator(mode="before")
     @classmethod
@@ -352,8 +367,8 @@ def _override(data: Any, environ: Mapping[str, str]) -> None:
         if not variable.startswith("STATEHOUSE_") or variable == "STATEHOUSE_CONFIG":
             continue
         *parents, leaf = variable.removeprefix("STATEHOUSE_").lower().split("__")
-        if parents == ["api"]:  # it has defaults for everything, so a file need not have it
-            data["api"] = data.get("api") or {}
+        if parents in (["api"], ["jobs"]):  # they have defaults for everything, so a file need not have them
+            data[parents[0]] = data.get(parents[0]) or {}
         at = data
         for parent in parents:
             at = next((v for k, v in at.items() if _flat(k) == parent), None) if isinstance(at, dict) else None
@@ -464,7 +479,7 @@ def _complaint(path: Path, lines: Mapping[tuple, int], error: Mapping[str, Any])
     )
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        model: Any = {"streams": Stream, "stores": Store, "api": Api}.get(
+        model: Any = {"streams": Stream, "stores": Store, "api": Api, "jobs": Jobs}.get(
             str(where[0]) if len(where) > 1 else "", Config
         )
         model = Own if "reduce" in where[2:-1] else model

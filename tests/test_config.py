@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from statehouse.config import load, milliseconds, parse_schema
+from statehouse.config import load, milliseconds, parse_address, parse_schema
 from statehouse.errors import ConfigError
 from statehouse.status import store_status
 
@@ -87,6 +87,9 @@ def test_the_environment_overrides_scalars(tmp_path):
         ("root: ./lake", "api:\n  rate_limit: -1", 2, "found -1"),
         ("root: ./lake", "api:\n  cors: [app.example.org/]", 2, "such as 'https://app.example.org'"),
         ("root: ./lake", "api:\n  max_lag: soon", 2, "expected a duration"),
+        ("root: ./lake", "jobs: {metrics: 9100}", 1, "found 9100, expected a host and a port such as '127.0.0.1:9100'"),
+        ("root: ./lake", "jobs:\n  metrics: localhost:99999", 2, "found 'localhost:99999', expected a host and a port"),
+        ("root: ./lake", "jobs: {metric: 1}", 1, "found 'metric', expected one of metrics"),
     ],
 )
 def test_a_wrong_file_names_the_line(tmp_path, found, instead, line, says):
@@ -107,6 +110,14 @@ def test_the_api_section(tmp_path):
     environ = {"STATEHOUSE_API__TOKENS": str(tmp_path / "t.yaml"), "STATEHOUSE_API__RATE_LIMIT": "2.5"}
     found = load(write(tmp_path, GOOD), environ).api
     assert (found.tokens, found.rate_limit) == (str(tmp_path / "t.yaml"), 2.5), "also where the file has no api"
+
+
+def test_the_jobs_section(tmp_path):
+    assert load(write(tmp_path, GOOD), {}).jobs.metrics is None
+    assert load(write(tmp_path, GOOD + "jobs: {metrics: 127.0.0.1:9100}\n"), {}).jobs.metrics == "127.0.0.1:9100"
+    found = load(write(tmp_path, GOOD), {"STATEHOUSE_JOBS__METRICS": "localhost:0"}).jobs.metrics
+    assert parse_address(found) == ("localhost", 0), "also where the file has no jobs"
+    assert parse_address("[::1]:9100") == ("::1", 9100)
 
 
 def test_a_configuration_can_be_sent_to_another_process(tmp_path):
