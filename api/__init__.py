@@ -12,10 +12,12 @@ from flask import Flask
 from werkzeug.routing import BaseConverter
 
 from api import audit, compress, cors, gate, metrics, problems
+from api.docs import docs
 from api.fast import Fast
 from api.health import health
 from api.idempotency import Idempotency
 from api.lake import Lake
+from api.openapi import openapi
 from api.page import page
 from api.past import past
 from api.producer import Producer
@@ -60,7 +62,7 @@ def create_app(config: Config) -> Flask:
     cors.install(app, config.api.cors)
     audit.install(app)
     passing = gate.install(app, config.api)
-    for blueprint in (health, page, reads, past, writes):
+    for blueprint in (health, page, openapi, docs, reads, past, writes):
         app.register_blueprint(blueprint)
     app.wsgi_app = Fast(app.wsgi_app, api.replica, passing, count)  # type: ignore[method-assign]
     api.replica.start()

@@ -38,6 +38,8 @@ def loads(text: str) -> Any:
         return json.loads(text, parse_float=Decimal, parse_constant=_refused)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    except ArithmeticError:
+        raise ValueError("a number is out of all proportion") from None
 
 
 def answer(document: Any, status: int = 200) -> Response:

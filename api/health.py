@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from flask import Blueprint, Response
 
+from api import answers
+from api.declared import JSON, Answer, declared
 from api.exact import answer
 from api.problems import RETRY_AFTER, Problem
 from api.stores import the_replica
 
 health = Blueprint("health", __name__)
+OK = Answer("it is so", {JSON: answers.record({"status": {"const": "ok"}})})
 
 
 @health.get("/healthz")
+@declared(answers={200: OK}, closed=False)
 def healthz() -> Response:
     """Whether this process answers; it does so without the lake and without Kafka."""
     return answer({"status": "ok"})
 
 
 @health.get("/readyz")
+@declared(answers={200: OK}, problems={503: "a store is not, and which"}, closed=False)
 def readyz() -> Response:
     """Whether every store is loaded, and no further behind than ``api: max_lag``; else 503 and those that are not.
 

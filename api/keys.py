@@ -9,8 +9,7 @@ refused.
 
 from __future__ import annotations
 
-import base64
-import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
@@ -21,6 +20,9 @@ from statehouse.config import Store
 from statehouse.fold import Rule
 
 SEGMENTS = 4  # of /stores/{store}/keys/{key}, up to the key
+# A part in a cursor, see `cursor`: no half of a surrogate pair is among the codes.
+CODE = "(?:[0-9a-f]{1,3}|[1-9abcef][0-9a-f]{3}|d[0-7][0-9a-f]{2}|[1-9a-f][0-9a-f]{4}|10[0-9a-f]{4})"
+ESCAPED = f"(?:[A-Za-z0-9_-]|~{CODE}~)*"
 
 
 def of_request(environ: Mapping[str, Any], store: Store, rule: Rule | None) -> list[str]:
@@ -73,24 +75,26 @@ def kafka_key(parts: Sequence[str], store: Store) -> str:
 
 
 def of_text(text: str, store: Store) -> list[str]:
-    """The parts of a key as it is in Kafka, not checked yet; a problem where they are not UTF-8."""
-    return [_utf8(unquote_to_bytes(part)) for part in text.split("/")] if store.composite else [text]
+    """The parts of a key as it is in Kafka, not checked yet; a problem where they are not UTF-8, percent-encoded."""
+    if not store.composite:
+        return [text]
+    if re.search("%(?![0-9A-Fa-f]{2})", text):  # to Spark it would be no key
+        raise refused("bad-key", repr(text[:100]), "its parts percent-encoded, with '/' between them")
+    return [_utf8(unquote_to_bytes(part)) for part in text.split("/")]
 
 
 def cursor(parts: Sequence[str]) -> str:
-    """The place after a key, for the next page of a scan."""
-    return base64.urlsafe_b64encode(json.dumps(list(parts)).encode()).decode().rstrip("=")
+    """The place after a key, for the next page of a scan: each part after a '.', and what is neither a letter of ASCII, a
+    digit, '-' nor '_' as its code in hexadecimal between '~': nothing in it has to be percent-encoded."""
+    return "".join("." + re.sub("[^A-Za-z0-9_-]", lambda found: f"~{ord(found[0]):x}~", part) for part in parts)
 
 
 def of_cursor(text: str, count: int) -> list[str]:
     """The key that a cursor was made of, or a problem."""
-    try:
-        parts = json.loads(base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True))
-    except (ValueError, RecursionError):
-        parts = None
-    if not isinstance(parts, list) or len(parts) != count or not all(isinstance(p, str) for p in parts):
+    parts = text.split(".")
+    if len(parts) != count + 1 or parts[0] or not all(re.fullmatch(ESCAPED, part) for part in parts):
         raise bad_cursor(text)
-    return parts
+    return [re.sub("~([0-9a-f]+)~", lambda found: chr(int(found[1], 16)), part) for part in parts[1:]]
 
 
 def bad_cursor(text: str) -> Problem:

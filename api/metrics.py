@@ -18,6 +18,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from api.declared import Answer, declared
 from api.replica import Replica
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
@@ -71,6 +72,9 @@ def install(app: Flask, replica: Replica) -> Callable[[float], None]:
         return response
 
     @app.get("/metrics")
+    @declared(
+        answers={200: Answer("the metrics", {"text/plain": {}, "application/openmetrics-text": {}})}, closed=False
+    )
     def metrics() -> Response:
         """Every number, in the format that the caller reads."""
         shown = CollectorRegistry()

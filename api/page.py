@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flask import Blueprint, render_template_string, request
 
+from api.declared import Answer, declared
 from api.stores import the_replica
 
 page = Blueprint("page", __name__)
@@ -28,7 +29,7 @@ TEMPLATE = """\
   .error { color: #c33; }
 </style>
 <h1>statehouse</h1>
-<p>The current state of every key, from streams of events.</p>
+<p>The current state of every key, from streams of events. <a href="{{ base }}/docs">The API</a>.</p>
 <div class="wide"><table>
   <tr><th>store<th>stream<th>reduce
     <th class="n">keys<th class="n">position<th class="n">head<th class="n">lag</tr>
@@ -65,6 +66,7 @@ curl -X DELETE {{ one }}/keys/KEY</code></pre>
 
 
 @page.get("/")
+@declared(answers={200: Answer("the page", {"text/html": {}})}, closed=False)
 def index() -> str:
     """The stores with links, and how to curl."""
     replica = the_replica()

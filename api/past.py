@@ -2,29 +2,56 @@
 
 from __future__ import annotations
 
+import functools
+import re
+from collections.abc import Callable
+
 from flask import Blueprint, Response, request
 
-from api import keys
+from api import answers, keys, schemas
+from api.declared import JSON, Answer, Parameter, declared
 from api.exact import answer
 from api.problems import Problem
 from api.snapshot import Snapshot
-from api.stores import get_key, limit_of, parameters, the_lake, the_replica, the_snapshot
+from api.stores import get_key, limit_of, the_lake, the_replica, the_snapshot
 from statehouse.config import Store
 
-DEFAULT_LIMIT, MAX_LIMIT = 100, 10_000
+DEFAULT_LIMIT = 100
+LIMIT = answers.limit(DEFAULT_LIMIT)
+BEFORE = Parameter("cursor", "where the page before ended: its `cursor`", schemas.matching("[0-9]{1,38}"))
+PLACE = r"\.-?[0-9]{1,18}\.-?[0-9]{1,18}"  # a partition and an offset, see keys.cursor
+BEFORE_REFUSED = Parameter("cursor", BEFORE.about, schemas.matching(PLACE))
+SLOW = "the lake was not read within `max_time`, or too many wait for it"
 
 past = Blueprint("past", __name__)
 
 
+def below_a_key(suffix: str) -> Callable[[Callable[..., Response]], Callable[..., Response]]:
+    """A view of paths that end in ``/suffix``; where that '/' is encoded it is the key's, and the state is asked for."""
+
+    def wrap(view: Callable[..., Response]) -> Callable[..., Response]:
+        @functools.wraps(view)
+        def chosen(store: str, key: str) -> Response:
+            if keys.without(request.environ, suffix) is None:
+                return get_key(store=store, key=f"{key}/{suffix}")
+            return view(store=store, key=key)
+
+        return chosen
+
+    return wrap
+
+
 @past.get("/stores/<store>/keys/<key:key>/history")
+@below_a_key("history")
+@declared(
+    *(LIMIT, BEFORE),
+    answers={200: Answer("the events", {JSON: answers.history})},
+    problems={404: "the key has no event", 503: SLOW},
+)
 def history(store: str, key: str) -> Response:
     """Every event behind a key's state, newest first, as the store sees it; ``limit``, and the ``cursor`` of the next page."""
-    named = _named(store, "history")
-    if named is None:
-        return get_key(store, f"{key}/history")
-    _, snapshot, parts = named
-    asked = parameters("limit", "cursor")
-    limit, cursor = limit_of(asked, DEFAULT_LIMIT, MAX_LIMIT), asked.get("cursor")
+    _, snapshot, parts = _named(store, "history")
+    limit, cursor = _limit(), request.args.get("cursor")
     if cursor is not None and not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 39):
         raise keys.bad_cursor(cursor)
     if snapshot.rule is None or snapshot.position is None:  # nothing has been merged yet
@@ -38,16 +65,18 @@ def history(store: str, key: str) -> Response:
 
 
 @past.get("/stores/<store>/keys/<key:key>/reports")
+@below_a_key("reports")
+@declared(
+    answers={200: Answer("the value and the reports", {JSON: answers.reports})},
+    problems={404: "the key is not there"},
+    only=lambda store: store.reducer.per_agent,
+)
 def reports(store: str, key: str) -> Response:
     """Each agent's standing report of a key, where the store's reducer is over agents."""
-    named = _named(store, "reports")
-    if named is None:
-        return get_key(store, f"{key}/reports")
-    defined, snapshot, parts = named
+    defined, snapshot, parts = _named(store, "reports")
     if not defined.reducer.per_agent:
         detail = f"found {defined.reducer.name}, expected a reducer over agents: {store} has no reports"
         raise Problem(404, "no-reports", detail)
-    parameters()
     position = snapshot.position
     found = snapshot.get(parts) if snapshot.rule else None
     if found is None:
@@ -57,6 +86,11 @@ def reports(store: str, key: str) -> Response:
 
 
 @past.get("/streams/<stream>/quarantine")
+@declared(
+    *(LIMIT, BEFORE_REFUSED),
+    answers={200: Answer("a page of it", {JSON: answers.quarantine})},
+    problems={503: SLOW},
+)
 def quarantine(stream: str) -> Response:
     """What was refused of a stream and why, newest first by partition and offset."""
     replica = the_replica()
@@ -65,21 +99,27 @@ def quarantine(stream: str) -> Response:
         raise Problem(
             404, "unknown-stream", f"found {stream[:100]!r}, expected one of {', '.join(known)}", streams=known
         )
-    asked = parameters("limit", "cursor")
-    limit = limit_of(asked, DEFAULT_LIMIT, MAX_LIMIT)
-    try:
-        place = [int(part) for part in keys.of_cursor(asked["cursor"], 2)] if "cursor" in asked else []
-    except ValueError:
-        raise keys.bad_cursor(asked["cursor"]) from None
-    rows = the_lake().quarantine(stream, (place[0], place[1]) if place else None, limit + 1)
+    limit, cursor, place = _limit(), request.args.get("cursor"), None
+    if cursor is not None:
+        if not re.fullmatch(PLACE, cursor):
+            raise keys.bad_cursor(cursor)
+        partition, offset = keys.of_cursor(cursor, 2)
+        place = int(partition), int(offset)
+    rows = the_lake().quarantine(stream, place, limit + 1)
     following = None
     if len(rows) > limit:
         following = keys.cursor([str(rows[limit - 1][name]) for name in ("partition", "offset")])
     return answer({"rows": rows[:limit], "cursor": following})
 
 
-def _named(store: str, suffix: str) -> tuple[Store, Snapshot, list[str]] | None:
-    """The store, its snapshot and the key of a path that ends in a suffix; None where that belongs to the key."""
+def _limit() -> int:
+    most = the_replica().config.api.max_rows
+    return limit_of(request.args.to_dict(), min(DEFAULT_LIMIT, most), most)
+
+
+def _named(store: str, suffix: str) -> tuple[Store, Snapshot, list[str]]:
+    """The store, its snapshot and the key of a path that ends in a suffix."""
     defined, snapshot = the_snapshot(store)
     environ = keys.without(request.environ, suffix)
-    return (defined, snapshot, keys.of_request(environ, defined, snapshot.rule)) if environ is not None else None
+    assert environ is not None
+    return defined, snapshot, keys.of_request(environ, defined, snapshot.rule)

@@ -4,27 +4,93 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import re
 import sys
+from decimal import Decimal
+from typing import Any
 
 import duckdb
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from flask import Blueprint, Response, current_app, request
 
-from api import formats, keys, scans
+from api import answers, formats, keys, scans, schemas, where
 from api.bodies import body_of
+from api.declared import ARROW, CSV, JSON, NDJSON, Answer, Body, Parameter, Place, declared
 from api.exact import answer, dumps
 from api.lake import Lake
-from api.problems import Problem
+from api.problems import Problem, refused
 from api.replica import Replica
+from api.schemas import Schema
 from api.snapshot import Row, Snapshot
 from api.typed import canonical
 from statehouse.config import Config, Store
 
-DEFAULT_LIMIT, MAX_LIMIT = 1000, 10_000
-MAX_WAIT = 60  # seconds that a read may wait for a write
+DEFAULT_LIMIT = 1000
+MOST_STREAMED = 10**9  # rows
+WAIT = 10.0  # seconds
 
 reads = Blueprint("reads", __name__)
+
+
+def _timeout(place: Place) -> Schema:
+    most = place.config.api.max_time / 1000
+    return {"type": "number", "minimum": 0, "maximum": most, "default": min(WAIT, most)}
+
+
+def _of_windows(place: Place) -> Schema | None:
+    return schemas.TIME if place.store and place.store.windows else None
+
+
+def _of_keys(place: Place) -> Schema:
+    if place.kinds is None or place.store is None:
+        return schemas.TEXT
+    if place.store.composite:
+        return schemas.matching(schemas.keys_pattern(place.kinds))
+    return schemas.part(place.kinds[0])
+
+
+def _prefix(place: Place) -> Schema | None:
+    if place.kinds is None or place.store is None:
+        return schemas.TEXT
+    if not place.store.composite:
+        return schemas.TEXT if place.kinds[0].upper() == "STRING" else None
+    made = schemas.prefix_pattern(place.kinds)
+    return None if made is None else schemas.matching(made)
+
+
+def _wanted_keys(place: Place) -> Schema:
+    kinds = place.kinds or (["STRING"] * len(place.store.keys) if place.store else [])
+    parts = [schemas.in_body(kind) for kind in kinds]
+    listed = {"type": "array", "prefixItems": parts, "minItems": len(parts), "maxItems": len(parts)}
+    one = listed if len(parts) != 1 else {"anyOf": [*parts, listed]}
+    keys = {"type": "array", "items": one, "maxItems": place.config.api.max_rows}
+    return {"type": "object", "properties": {"keys": keys}, "required": ["keys"]}
+
+
+AFTER = Parameter(
+    "after", "a write's token: wait until that write is in the answer; 504 if it is not in time", answers.token
+)
+TIMEOUT = Parameter("timeout", "how many seconds to wait with `after`", _timeout)
+AT = Parameter("at", "as the events up to this event time make it; not with `version`", schemas.TIME)
+VERSION = Parameter(
+    "version",
+    "as this version of the state's table had it; not with `at`",
+    {"type": "integer", "minimum": 0, "maximum": 10**9 - 1},
+)
+FROM_WINDOW = Parameter("from", "the windows that start then or later", _of_windows)
+TO_WINDOW = Parameter("to", "the windows that start before", _of_windows)
+FROM = Parameter("from", "a key, or first parts of one: begin there", _of_keys)
+TO = Parameter("to", "a key, or first parts of one: end before it", _of_keys)
+PREFIX = Parameter("prefix", "what the key, or the last part that is given of it, begins with", _prefix)
+WHERE = Parameter(
+    "where",
+    "a condition on columns, compared with literals: `=`, `<>`, `<`, `LIKE`, `IN`, `BETWEEN`, `IS NULL`, `AND`, `OR`, `NOT`",
+    {"type": "string", "minLength": 1, "maxLength": where.LONGEST, "examples": ["value IS NOT NULL"]},
+)
+LIMIT = answers.limit(DEFAULT_LIMIT)
+CURSOR = Parameter("cursor", "where the page before ended: its `cursor`", answers.scan_cursor)
+TAG = Parameter("If-None-Match", "the ETag of an answer: 304 if it still holds", schemas.TEXT)
 
 
 def the_store(config: Config, name: str) -> Store:
@@ -55,6 +121,11 @@ def the_lake() -> Lake:
 
 
 @reads.get("/stores")
+@declared(
+    answers={
+        200: Answer("the stores", {JSON: answers.stores}),
+    }
+)
 def list_stores() -> Response:
     """Every store: definition, columns, number of keys, position and lag."""
     replica = the_replica()
@@ -62,6 +133,7 @@ def list_stores() -> Response:
 
 
 @reads.get("/stores/<store>")
+@declared(answers={200: Answer("the store", {JSON: answers.status})})
 def show_store(store: str) -> Response:
     """One store: definition, columns, number of keys, position and lag."""
     replica = the_replica()
@@ -69,6 +141,19 @@ def show_store(store: str) -> Response:
 
 
 @reads.get("/stores/<store>/keys/<key:key>")
+@declared(
+    *(AFTER, TIMEOUT, AT, VERSION, FROM_WINDOW, TO_WINDOW),
+    headers=[TAG],
+    answers={
+        200: Answer("the state", {JSON: answers.state}, {"ETag": "changes with the state"}),
+        304: Answer("the state is the one that the caller has", {}, {"ETag": "the same"}),
+    },
+    problems={
+        404: "the key is not there, or the version is not",
+        503: "too many wait with `after`; or a question of the past took longer than `max_time`, or too many wait for it",
+        504: "the write of `after` is not there in time",
+    },
+)
 def get_key(store: str, key: str) -> Response:
     """The state of a key, or 404. The ETag changes with the state, not with the position.
 
@@ -78,7 +163,7 @@ def get_key(store: str, key: str) -> Response:
     """
     replica = the_replica()
     defined = the_store(replica.config, store)
-    asked = parameters("after", "timeout", "at", "version", "from", "to")
+    asked = request.args.to_dict()
     if "after" in asked:
         _wait(replica, defined, asked)
     known, snapshot = the_snapshot(store)
@@ -117,17 +202,20 @@ def _wait(replica: Replica, store: Store, asked: dict[str, str]) -> None:
         raise Problem(
             400, "bad-parameter", f"after: found {found!r}, expected a write's token, {expected}:PARTITION:OFFSET"
         )
-    try:
-        seconds = float(asked.get("timeout", "10"))
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= MAX_WAIT:
-        raise Problem(
-            400, "bad-parameter", f"timeout: found {asked['timeout'][:100]!r}, expected seconds, 0 to {MAX_WAIT}"
-        )
+    seconds = _seconds(asked.get("timeout"), replica.config.api.max_time / 1000)
     if not replica.wait(store.name, int(place[0]), int(place[1]), seconds):
         detail = f"found no {asked['after']!r} in {store.name} within {seconds} s"
         raise Problem(504, "not-yet", detail, position=replica.snapshot(store.name).position)
+
+
+def _seconds(text: str | None, most: float) -> float:
+    if text is None:
+        return min(WAIT, most)
+    # By hand: float() also takes spaces, underscores and the digits of other scripts.
+    found = float(text) if re.fullmatch(r"\d+(\.\d+)?([eE][-+]?\d+)?", text, re.ASCII) else -1.0
+    if not 0 <= found <= most:
+        raise Problem(400, "bad-parameter", f"timeout: found {text[:100]!r}, expected seconds, 0 to {most:g}")
+    return found
 
 
 def _past(store: Store, snapshot: Snapshot, parts: list[str], asked: dict[str, str]) -> tuple[Row | None, int | None]:
@@ -170,15 +258,20 @@ def _moment(name: str, text: str) -> dt.datetime:
 
 
 @reads.post("/stores/<store>/lookup")
+@declared(
+    body=Body("the keys: each as a text or a number, or a list of its parts", JSON, _wanted_keys),
+    answers={200: Answer("the states that there are, and the keys that are not", {JSON: answers.found})},
+)
 def lookup(store: str) -> Response:
     """Many keys in one request: the states of those that are there, and the keys that are not."""
     defined, snapshot = the_snapshot(store)
     asked = body_of(request).get("keys")
-    if not isinstance(asked, list) or len(asked) > MAX_LIMIT:
-        raise Problem(400, "bad-body", f'expected {{"keys": [...]}} with at most {MAX_LIMIT} keys')
+    most = current_app.extensions["statehouse"].config.api.max_rows
+    if not isinstance(asked, list) or len(asked) > most:
+        raise Problem(400, "bad-body", f'expected {{"keys": [...]}} with at most {most} keys')
     kinds, position = keys.kinds(defined, snapshot.rule), snapshot.position
     parts = [
-        keys.typed([p if isinstance(p, str) else dumps(p) for p in key], defined, kinds)
+        keys.typed([_text(part) for part in key], defined, kinds)
         for key in (key if isinstance(key, list) else [key] for key in asked)
     ]
     found = list(zip(asked, snapshot.lookup(parts), strict=True))
@@ -186,7 +279,24 @@ def lookup(store: str) -> Response:
     return answer({"rows": rows, "missing": missing, "position": position})
 
 
+def _text(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, (bool, int, Decimal)):
+        raise refused("bad-key", dumps(part)[:100], "a text, a number or a boolean, or a list of them", at="keys")
+    return dumps(part)
+
+
 @reads.get("/stores/<store>/keys")
+@declared(
+    *(LIMIT, CURSOR, PREFIX, FROM, TO, WHERE),
+    answers={
+        200: Answer(
+            "a page as JSON; as one of the others all of the scan, streamed",
+            {JSON: answers.page, NDJSON: {}, CSV: {}, ARROW: {}},
+        )
+    },
+)
 def scan(store: str) -> Response:
     """The store's states in the order of their keys: a page as JSON with the cursor of the next one, or, where NDJSON, CSV
     or Arrow is accepted, all of them (up to ``limit``, where given), streamed.
@@ -197,9 +307,10 @@ def scan(store: str) -> Response:
     """
     replica = the_replica()
     the_store(replica.config, store)
-    asked = parameters("limit", "cursor", "prefix", "from", "to", "where")
+    asked = request.args.to_dict()
     kind = formats.wanted(request)
-    limit = limit_of(asked, sys.maxsize, 10**9) if kind else limit_of(asked, DEFAULT_LIMIT, MAX_LIMIT)
+    most = replica.config.api.max_rows
+    limit = limit_of(asked, sys.maxsize, MOST_STREAMED) if kind else limit_of(asked, min(DEFAULT_LIMIT, most), most)
     snapshot = replica.snapshot(store)
     if snapshot.rule is None:
         return (
@@ -208,7 +319,7 @@ def scan(store: str) -> Response:
             else answer({"rows": [], "cursor": None, "position": None})
         )
     text = asked.get("cursor", "")
-    bounds, where = scans.bounds(snapshot, asked), scans.condition(snapshot, asked, replica.cursor)
+    bounds, condition = scans.bounds(snapshot, asked), scans.condition(snapshot, asked, replica.cursor)
     try:
         after = keys.of_cursor(text, len(snapshot.rule.keys)) if text else None
         if after is not None:
@@ -216,20 +327,12 @@ def scan(store: str) -> Response:
     except (ValueError, ArithmeticError, KeyError):
         raise keys.bad_cursor(text) from None
     if kind:
-        return formats.streamed(scans.pages(snapshot, bounds, after, limit, where), kind, snapshot.schema())
-    rows, position = snapshot.page(after, limit + 1, bounds, where)  # one more tells whether there is a next page
+        return formats.streamed(scans.pages(snapshot, bounds, after, limit, condition), kind, snapshot.schema())
+    rows, position = snapshot.page(after, limit + 1, bounds, condition)  # one more tells whether there is a next page
     more = len(rows) > limit
     rows = rows[:limit]
     following = keys.cursor(snapshot.texts(rows[-1])) if more else None
     return answer({"rows": rows, "cursor": following, "position": position})
-
-
-def parameters(*known: str) -> dict[str, str]:
-    """The request's parameters, or a problem where one is not known."""
-    for name in request.args:
-        if name not in known:
-            raise Problem(400, "bad-parameter", f"found {name[:100]!r}, expected {' or '.join(known)}")
-    return {name: request.args[name] for name in request.args}
 
 
 def limit_of(asked: dict[str, str], default: int, most: int) -> int:

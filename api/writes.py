@@ -13,20 +13,68 @@ from typing import Any
 
 from flask import Blueprint, Response, current_app, g, request
 
-from api import audit, bulk, events, keys
+from api import answers, audit, bulk, events, keys, schemas
 from api.bodies import body_of, raw_of
+from api.declared import JSON, NDJSON, Answer, Body, Parameter, Place, declared
 from api.exact import answer
 from api.idempotency import HEADER
 from api.problems import Problem, refused
 from api.producer import Record, Token
+from api.schemas import Schema
 from api.stores import the_snapshot
 from statehouse.config import Store
 from statehouse.fold import Rule
 
 writes = Blueprint("writes", __name__)
+LARGEST_KEY = 255  # characters of an Idempotency-Key
+IDEMPOTENCY = Parameter(
+    "Idempotency-Key",
+    "the same for each repeat of a request: it stays one event",
+    # A header's value neither begins nor ends with a space.
+    schemas.matching(f"[!-~](?:[ -~]{{0,{LARGEST_KEY - 2}}}[!-~])?"),
+)
+
+
+def _set(place: Place) -> Schema:
+    assert place.store is not None
+    reducer = place.store.reducer
+    value = schemas.value(place.rule.event_type) if place.rule else schemas.ANY
+    if not reducer.additive:
+        value = schemas.nullable(value)
+    elif not value:
+        value = {"not": {"type": "null"}}
+    agent = {"agent": {"type": "string", "default": events.DEFAULT_AGENT}} if reducer.per_agent else {}
+    return answers.record({"value": value, **agent}, optional=("agent",))
+
+
+def _lines(place: Place) -> Schema:
+    assert place.store is not None
+    parts = [schemas.in_bulk(kind) for kind in place.kinds or ["STRING"] * len(place.store.keys)]
+    listed = {"type": "array", "prefixItems": parts, "minItems": len(parts), "maxItems": len(parts)}
+    text = schemas.matching(schemas.text_of(place.kinds or ["STRING"] * len(parts))) if len(parts) > 1 else parts[0]
+    key = {"anyOf": [text, listed]}
+    delete = answers.record({"key": key, "delete": {"const": True}})
+    properties = _set(place)["properties"]
+    line = {"anyOf": [answers.record({"key": key, **properties}, optional=("agent",)), delete]}
+    most = {"minItems": 1, "maxItems": bulk.MOST_LINES}
+    return answers.listed(delete if place.store.windows else line, **most, description="a line of NDJSON each")
+
+
+UNSENT = {
+    422: "the Idempotency-Key was used for another request",
+    503: "Kafka is away, or too many writes wait for it; it may have arrived or not",
+}
+SENT = Answer("Kafka has acknowledged it", {JSON: answers.written})
 
 
 @writes.put("/stores/<store>/keys/<key:key>")
+@declared(
+    headers=[IDEMPOTENCY],
+    body=Body("the value", JSON, _set),
+    answers={202: SENT},
+    problems=UNSENT,
+    only=lambda store: not store.windows,
+)
 def put_key(store: str, key: str) -> Response:
     """Set a key: 202 and the event's token once Kafka has acknowledged it."""
     defined, rule = _named(store)
@@ -38,6 +86,7 @@ def put_key(store: str, key: str) -> Response:
 
 
 @writes.delete("/stores/<store>/keys/<key:key>")
+@declared(headers=[IDEMPOTENCY], answers={202: SENT}, problems=UNSENT)
 def delete_key(store: str, key: str) -> Response:
     """Purge a key: 202 and the event's token once Kafka has acknowledged it."""
     defined, rule = _named(store)
@@ -45,6 +94,12 @@ def delete_key(store: str, key: str) -> Response:
 
 
 @writes.post("/stores/<store>/keys")
+@declared(
+    headers=[IDEMPOTENCY],
+    body=Body("the events", NDJSON, _lines),
+    answers={202: Answer("Kafka has acknowledged all of them", {JSON: answers.written_in_bulk})},
+    problems={**UNSENT, 411: "there is no Content-Length"},
+)
 def post_keys(store: str) -> Response:
     """Set and purge many keys: 202, how many, and the last token of each partition, once Kafka has them all."""
     defined, rule = _named(store)
@@ -88,8 +143,8 @@ def _sent(store: Store, records: Sequence[Record], said: Callable[[list[Token]],
     key = request.headers.get("Idempotency-Key")
     if key is None:
         return send(records)
-    if not re.fullmatch(r"[ -~]{1,255}", key):
-        raise refused("bad-header", repr(key[:100]), "1 to 255 characters of ASCII", at="Idempotency-Key")
+    if not re.fullmatch(f"[ -~]{{1,{LARGEST_KEY}}}", key):
+        raise refused("bad-header", repr(key[:100]), f"1 to {LARGEST_KEY} characters of ASCII", at="Idempotency-Key")
     # The method tells a request with one line from one without lines: their answers differ.
     same = hashlib.blake2b(repr((request.method, records)).encode()).digest()
     marks = [key] if request.method != "POST" else [f"{key}/{number}" for number in range(len(records))]

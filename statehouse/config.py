@@ -291,6 +291,8 @@ class Api(_Model):
     tokens: str | None = None  # a file
     max_body: int = Field(default=1_000_000, ge=1)  # bytes
     max_key: int = Field(default=32_768, ge=1)  # bytes
+    max_rows: int = Field(default=10_000, ge=1)
+    max_time: Duration = Field(default=60_000, ge=1)  # ms
     rate_limit: float | None = Field(default=None, gt=0, allow_inf_nan=False)  # requests per second
     cors: list[Annotated[str, AfterValidator(_origin)]] = Field(default_factory=list)
     max_lag: Duration | None = None  # ms

@@ -1,0 +1,176 @@
+"""The answers as JSON Schema, by what is known of a store's types; and the parameters that several routes share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from api.declared import Parameter, Place
+from api.schemas import ANY, COUNT, TEXT, Schema, cursor_pattern, integer, matching, nullable, shown
+
+POSITION: Schema = {
+    "type": ["integer", "null"],
+    "minimum": 0,
+    "description": "the changelog's version that is reflected",
+}
+NAMES = {"type": "array", "items": TEXT}
+
+
+def record(properties: dict[str, Schema], optional: tuple[str, ...] = (), more: bool = False) -> Schema:
+    """An object with these fields, all there but the optional ones; with ``more`` there may be others."""
+    required = [name for name in properties if name not in optional]
+    closed = {} if more else {"additionalProperties": False}
+    return {"type": "object", "properties": properties, "required": required, **closed}
+
+
+def listed(items: Schema, **more: Any) -> Schema:
+    """An array."""
+    return {"type": "array", "items": items, **more}
+
+
+def limit(default: int) -> Parameter:
+    """How many rows; never more than ``api: max_rows``."""
+
+    def schema(place: Place) -> Schema:
+        most = place.config.api.max_rows
+        return {"type": "integer", "minimum": 1, "maximum": most, "default": min(default, most)}
+
+    return Parameter("limit", "how many rows at most", schema)
+
+
+def scan_cursor(place: Place) -> Schema:
+    """The cursor of a scan."""
+    if place.rule is None:
+        return TEXT
+    return matching(cursor_pattern(list(place.rule.keys.values())))
+
+
+def row(place: Place) -> Schema:
+    """A row of a store's state as callers see it: a key, or a key and a window."""
+    if place.rule is None:
+        return {"type": "object"}
+    columns = {n: shown(t) for n, t in place.columns.items()}
+    if "reset" in columns:  # a time that no calendar has is given as microseconds
+        columns["reset"] = {**columns["reset"], "type": ["string", "integer", "null"]}
+    return record(columns)
+
+
+def entry(place: Place) -> Schema:
+    """What one key's answer is made of: its row; or, in a windowed store, the key and its windows."""
+    made = row(place)
+    if place.rule is None or not place.rule.store.windows:
+        return made
+    keys = {n: made["properties"][n] for n in place.rule.key_columns}
+    windows = record({n: s for n, s in made["properties"].items() if n not in keys})
+    return record({**keys, "windows": listed(windows, minItems=1)})
+
+
+def state(place: Place) -> Schema:
+    """The state of a key."""
+    if place.rule is None:
+        return record({"position": POSITION}, more=True)
+    return record({**entry(place)["properties"], "position": POSITION})
+
+
+def page(place: Place) -> Schema:
+    """A page of a scan."""
+    return record({"rows": listed(row(place)), "cursor": nullable(TEXT), "position": POSITION})
+
+
+def found(place: Place) -> Schema:
+    """What a lookup answers."""
+    return record({"rows": listed(entry(place)), "missing": listed(ANY), "position": POSITION})
+
+
+def history(place: Place) -> Schema:
+    """Events of a key."""
+    event = {
+        "event_time": shown("TIMESTAMP"),
+        "op": {"type": "string", "enum": ["report", "set", "purge"]},
+        "agent": nullable(TEXT),
+        "value": shown(place.rule.event_type) if place.rule else ANY,
+        "partition": {"type": "integer"},
+        "offset": {"type": "integer"},
+    }
+    return record({"events": listed(record(event)), "cursor": nullable(TEXT), "position": POSITION})
+
+
+def reports(place: Place) -> Schema:
+    """The standing reports of a key."""
+    if place.rule is None:
+        return record({"position": POSITION}, more=True)
+    kept = {n: s for n, s in entry(place)["properties"].items() if n in ("value", "reports", "windows")}
+    return record({**kept, "position": POSITION})
+
+
+def quarantine(place: Place) -> Schema:
+    """What was refused of a stream."""
+    refused = {
+        "topic": TEXT,
+        "partition": {"type": "integer"},
+        "offset": {"type": "integer"},
+        "timestamp": shown("TIMESTAMP"),
+        "key": nullable(TEXT),
+        "payload": nullable(TEXT),
+        "payload_bytes": shown("BINARY"),
+        "reason": TEXT,
+        "log_time": shown("TIMESTAMP"),
+    }
+    return record({"rows": listed(record(refused)), "cursor": nullable(TEXT)})
+
+
+def status(place: Place) -> Schema:
+    """A store: its definition, and how far it is."""
+    text = nullable(TEXT)
+    own = record({"fold": {"type": "object"}, "combine": {"type": "object"}, "result": TEXT})
+    properties: dict[str, Schema] = {
+        "name": TEXT if place.store is None else {"const": place.store.name},
+        "stream": TEXT,
+        "key": {"anyOf": [TEXT, NAMES]},
+        **{name: TEXT for name in ("agent", "where", "value", "window", "retention")},
+        "reduce": {"anyOf": [TEXT, own]},
+        "columns": {"type": "object", "additionalProperties": TEXT},
+        "keys": COUNT,
+        "position": POSITION,
+        "version": {**POSITION, "description": "the state table's version that is served"},
+        "head": {**POSITION, "description": "the changelog's newest version"},
+        "lag_ms": {"type": ["integer", "null"], "minimum": 0},
+        "freshness": {"type": "string", "enum": ["changelog", "state"]},
+        "error": text,
+    }
+    return record(properties, optional=("agent", "where", "value", "window", "retention"))
+
+
+def stores(place: Place) -> Schema:
+    """All of them."""
+    return record({"stores": listed(status(place))})
+
+
+def written(place: Place) -> Schema:
+    """A write that Kafka has acknowledged."""
+    return record({"token": token(place), "position": POSITION})
+
+
+def written_in_bulk(place: Place) -> Schema:
+    """Many of them."""
+    return record({"events": COUNT, "tokens": listed(token(place)), "position": POSITION})
+
+
+def token(place: Place) -> Schema:
+    """Where an event is in Kafka."""
+    assert place.store is not None
+    topic = place.config.streams[place.store.stream].topic.replace(".", r"\.")
+    return matching(f"{topic}:[0-9]{{1,18}}:[0-9]{{1,18}}")
+
+
+PROBLEM: Schema = record(
+    {
+        "type": {"type": "string", "description": "for programs: urn:statehouse:…, or about:blank"},
+        "title": TEXT,
+        "status": integer("SMALLINT") | {"minimum": 400, "maximum": 599},
+        "detail": {"type": "string", "description": "what was found, and what was expected"},
+        "found": TEXT,
+        "expected": TEXT,
+    },
+    optional=("found", "expected"),
+    more=True,
+)
