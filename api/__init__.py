@@ -6,12 +6,14 @@ people, ``gate`` says who may, ``problems`` is what errors look like, ``replica`
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 
 from flask import Flask
 from werkzeug.routing import BaseConverter
 
 from api import audit, compress, cors, gate, metrics, problems
+from api.changes import STREAMS, follows
 from api.docs import docs
 from api.fast import Fast
 from api.health import health
@@ -36,6 +38,7 @@ class Api:
     producer: Producer
     lake: Lake
     idempotency: Idempotency = field(default_factory=Idempotency)
+    streams: threading.Semaphore = field(default_factory=lambda: threading.BoundedSemaphore(STREAMS))
 
 
 class KeyConverter(BaseConverter):
@@ -62,7 +65,7 @@ def create_app(config: Config) -> Flask:
     cors.install(app, config.api.cors)
     audit.install(app)
     passing = gate.install(app, config.api)
-    for blueprint in (health, page, openapi, docs, reads, past, writes):
+    for blueprint in (health, page, openapi, docs, reads, past, follows, writes):
         app.register_blueprint(blueprint)
     app.wsgi_app = Fast(app.wsgi_app, api.replica, passing, count)  # type: ignore[method-assign]
     api.replica.start()

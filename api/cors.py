@@ -8,7 +8,7 @@ from flask import Flask, Response, current_app, request
 
 MAX_AGE = "600"  # seconds for which a browser may remember the answer
 ALLOWED = "Authorization, Content-Type, Idempotency-Key, If-None-Match, Last-Event-ID"
-EXPOSED = "ETag, Retry-After, WWW-Authenticate"
+EXPOSED = "ETag, Retry-After, Statehouse-Position, WWW-Authenticate"
 
 
 def install(app: Flask, origins: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 
 from api import duck
 from api.duck import quoted
-from api.snapshot import Inside, Row, Snapshot, casts
+from api.snapshot import Inside, Row, Snapshot, casts, epoch_of
 from api.where import Where
 from statehouse.config import Config, Store
 from statehouse.errors import StatehouseError
@@ -99,6 +99,7 @@ def of_table(pool: duck.Pool, config: Config, store: Store, version: int) -> Dir
         rule,
         version,
         generation(delta),
+        epoch_of(delta),
         folded(delta),
         keys=rows_and_bytes(path, version)[0],
         columns={n: pa.array([], none[n].type) for n in types},

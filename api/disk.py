@@ -20,7 +20,7 @@ import duckdb
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from api.snapshot import Snapshot, load, of_table
+from api.snapshot import Snapshot, epoch_of, load, of_table
 from statehouse.config import Config, Store
 from statehouse.tables import definition_of, generation, stored_rule, table
 
@@ -46,10 +46,15 @@ def kept(config: Config, store: Store, version: int, least: int | None = None) -
         return None
     delta = DeltaTable(table(config, "state", store.name), version=version)
     rule = stored_rule(delta, store.name)
-    if rule is None or said["of"] != _of(delta, definition_of(rule)) or not (least or 0) <= said["version"] <= version:
+    if (
+        rule is None
+        or said["of"] != [epoch_of(delta), definition_of(rule)]
+        or not (least or 0) <= said["version"] <= version
+    ):
         return None
     made = of_table(found, rule, said["types"])
     made.version, made.generation, made.position = said["version"], generation(delta), said["position"]
+    made.epoch = epoch_of(delta)
     return made
 
 
@@ -74,9 +79,8 @@ def read(db: duckdb.DuckDBPyConnection, config: Config, store: Store, version: i
 
 def _write(config: Config, store: Store, snapshot: Snapshot) -> None:
     assert snapshot.rule is not None
-    delta = DeltaTable(table(config, "state", store.name), version=snapshot.version)
     said = {
-        "of": _of(delta, definition_of(snapshot.rule)),
+        "of": [snapshot.epoch, definition_of(snapshot.rule)],
         "version": snapshot.version,
         "position": snapshot.position,
         "types": snapshot.types,
@@ -91,11 +95,6 @@ def _write(config: Config, store: Store, snapshot: Snapshot) -> None:
         fresh.replace(file)
     finally:
         fresh.unlink(missing_ok=True)
-
-
-def _of(delta: DeltaTable, definition: str) -> list[str]:
-    """What tells a state from another one at the same place."""
-    return [str(delta.metadata().id), str(generation(delta)), definition]
 
 
 def _file(config: Config, store: Store) -> Path:

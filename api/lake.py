@@ -13,10 +13,14 @@ from contextlib import contextmanager
 
 import duckdb
 import pyarrow as pa
+from deltalake.exceptions import DeltaError
 
 from api import duck
 from api.duck import literal, quoted
+from api.feed import batches
 from api.fold import GUARD, Fold
+from api.problems import Problem
+from api.recent import Key
 from api.snapshot import Row, Snapshot, casts, load, of_table
 from statehouse.config import Config, Store, Stream
 from statehouse.fold import Rule, gained
@@ -25,6 +29,7 @@ from statehouse.tables import LOADED, opened, table
 from statehouse.transpile import to_duckdb
 
 SCANS = 500  # of one connection
+VERSIONS, EVENTS = 10_000, 1_000_000  # of the changelog that are read to tell what changed: some seconds
 WANTED = "_wanted"  # the key that is asked for
 
 
@@ -93,6 +98,37 @@ class Lake:
                 .to_pylist()
             )
 
+    def touched(self, snapshot: Snapshot, start: int, head: int) -> list[Key]:
+        """The keys that the changelog's versions (start, head] touch. In a windowed store they have the window, or None for
+        the key's every window.
+
+        Raises a problem where the log no longer has them, and where they are too many to read for one who asks.
+        """
+        rule = snapshot.rule
+        assert rule is not None
+        if head - start > VERSIONS:
+            raise _gone(
+                f"found {head - start:,} versions of the changelog since {start}, expected at most {VERSIONS:,}"
+            )
+        stream, rows, types = self.config.streams[rule.store.stream], 0, [snapshot.types[k] for k in rule.keys]
+        columns = ", ".join(f"{quoted(k)} {t}" for k, t in zip(rule.keys, types, strict=True))
+        with self._scanning() as db:
+            db.execute(f"CREATE OR REPLACE TEMP TABLE _touched ({columns})")
+            try:
+                for batch in batches(table(self.config, "changelog", stream.name), start, head):
+                    if (rows := rows + batch.num_rows) > EVENTS:
+                        raise _gone(f"found more than {EVENTS:,} events since version {start} of the changelog")
+                    db.register("_events", batch)
+                    events = rule.project(filled("_events", stream, batch.column_names), guard=GUARD)
+                    key = casts({k: snapshot.types[k] for k in rule.keys})
+                    db.execute(f"INSERT INTO _touched SELECT DISTINCT {key} FROM ({to_duckdb(events)})")
+                    db.unregister("_events")
+            except (DeltaError, pa.ArrowException) as error:  # the latter for a file of it
+                raise _gone(f"the changelog no longer has what came after version {start}") from error
+            found = db.execute("SELECT DISTINCT * FROM _touched ORDER BY ALL").to_arrow_table()
+            db.execute("DROP TABLE _touched")
+        return [tuple(row.values()) for row in found.to_pylist()]
+
     @contextmanager
     def _scanning(self) -> Iterator[duckdb.DuckDBPyConnection]:
         with self._lock:
@@ -146,6 +182,10 @@ def filled(relation: str, stream: Stream, names: list[str]) -> str:
         return relation
     columns = [spark_quoted(n) for n in names if n not in made] + [f"{e} AS {spark_quoted(n)}" for n, e in made.items()]
     return f"(SELECT {', '.join(columns)} FROM {relation})"
+
+
+def _gone(detail: str) -> Problem:
+    return Problem(410, "changes-gone", f"{detail}: read the whole store again, and go on from there")
 
 
 def _unwindowed(rule: Rule) -> Rule:

@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,15 +24,16 @@ import sqlglot
 from deltalake import DeltaTable
 
 from api import direct, disk, duck
+from api.feed import can_follow, feed
 from api.log import Log, Mark
-from api.snapshot import Snapshot, load
-from api.tail import Tail, can_follow, feed
+from api.recent import Key, Recent, expired
+from api.snapshot import Snapshot, epoch_of, load
+from api.tail import Tail
 from statehouse.config import Config, Store
 from statehouse.tables import (
     commit_time,
     definition_of,
     folded,
-    generation,
     metadata,
     rows_and_bytes,
     stored_rule,
@@ -58,6 +60,13 @@ class Followed:
     tail: Tail | None = None  # None: the store is at its table's version
     behind: tuple[int, int | None] | None = None  # the first version not folded yet, and when it was committed
     error: str | None = None
+    recent: Recent = field(default_factory=Recent)  # the keys that the tail has changed
+    settling: bool = False  # a recovery is not finished yet: the tail begins when it is
+
+    @property
+    def follows(self) -> bool:
+        """Whether it is known what changes."""
+        return self.tail is not None or self.settling
 
 
 class Replica:
@@ -85,6 +94,8 @@ class Replica:
     def stop(self) -> None:
         """End the background thread; reads go on as of now."""
         self._stop.set()
+        with self._refreshed:
+            self._refreshed.notify_all()
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
         """A cursor for SQL over what is here; to be closed."""
@@ -105,6 +116,39 @@ class Replica:
         """Wait until :meth:`covers`; False where that took longer."""
         with self._refreshed:
             return self._refreshed.wait_for(lambda: self.covers(store, partition, offset), seconds)
+
+    def changes(self, store: str, since: int) -> tuple[Snapshot, int, list[Key] | None] | None:
+        """A state, a position that it has reached, and the keys that changed up to that from another one; None for the keys
+        where that is too long ago, None for all of it where what changes in this store is not known, or not just now."""
+        followed = self._stores[store]
+        for _ in range(100):
+            if not followed.follows or self._stop.is_set():
+                break
+            epoch, end, keys = followed.recent.since(since)
+            snapshot = followed.snapshot  # after the keys: it has all of their changes
+            if snapshot.epoch == epoch and (snapshot.position or 0) >= end:
+                return snapshot, end, keys
+            time.sleep(0.01)  # another version takes its place just now
+        return None
+
+    def moved(self, store: str, epoch: str, position: int, seconds: float) -> bool:
+        """Wait until :meth:`changes` has news for one who is at a position of an epoch; False where that took longer."""
+        followed = self._stores[store]
+
+        def news() -> bool:
+            recent = followed.recent
+            return self._stop.is_set() or not followed.follows or recent.epoch != epoch or recent.end > position
+
+        with self._refreshed:
+            return self._refreshed.wait_for(news, seconds)
+
+    def follows(self, store: str) -> bool:
+        """Whether it is known what changes in a store."""
+        return self._stores[store].follows
+
+    def unreplaced(self, store: str) -> bool:
+        """Whether no other state was in the store's place before, as far as can be known."""
+        return self._stores[store].recent.whole
 
     def status(self, store: str) -> dict[str, Any]:
         """What ``GET /stores/{store}`` says: ``position`` is the changelog's version that answers reflect, ``version`` the
@@ -166,11 +210,15 @@ class Replica:
                 old = followed.tail
                 for exactly in (False, True):  # what was kept may be older than what the changelog's feed has
                     snapshot = self._base(followed, mark, exactly)
-                    followed.tail = self._tail_of(snapshot)
-                    self._catch_up(followed, snapshot)
-                    if followed.tail or snapshot.version == mark.version:
+                    followed.tail = self._tail_of(followed, snapshot)
+                    began = snapshot.position or 0
+                    changed = self._catch_up(followed, snapshot)
+                    if followed.follows or snapshot.version == mark.version:
                         break
+                lost = expired(followed.snapshot, snapshot)
                 followed.snapshot = snapshot
+                followed.recent.add(snapshot, began, changed)
+                followed.recent.add(snapshot, snapshot.position or 0, lost)
                 if old:
                     old.close()
             followed.mark = mark
@@ -208,14 +256,15 @@ class Replica:
             return True
         delta = DeltaTable(followed.log.path, version=mark.version)
         rule, position = stored_rule(delta, followed.store.name), folded(delta)
-        if rule is None or generation(delta) != snapshot.generation or definition_of(rule) != definition_of(tail.rule):
-            return True  # replaced, by a recovery
+        if rule is None or epoch_of(delta) != snapshot.epoch or definition_of(rule) != definition_of(tail.rule):
+            return True  # replaced, by a recovery or by hand
         if position is None or snapshot.position is None or position > snapshot.position:
             return True  # the tail is behind its own table: something keeps it
         return len(snapshot.overlay) > max(OVERLAY, snapshot.size // 5)
 
-    def _tail_of(self, snapshot: Snapshot) -> Tail | None:
+    def _tail_of(self, followed: Followed, snapshot: Snapshot) -> Tail | None:
         """What goes on from a snapshot; None where DuckDB has no words for its rule, or where there is no feed."""
+        followed.settling = False
         if snapshot.rule is None or snapshot.rule.store.stream not in self.config.streams:
             return None
         if self.config.api.replica == "none":
@@ -230,27 +279,32 @@ class Replica:
         if tail.ready:
             return tail
         tail.close()
+        followed.settling = True
         return None
 
     def _tail(self, followed: Followed) -> None:
+        if followed.settling:
+            followed.tail = self._tail_of(followed, followed.snapshot)
         if followed.tail is not None:
-            self._catch_up(followed, followed.snapshot)
+            began = followed.snapshot.position or 0
+            followed.recent.add(followed.snapshot, began, self._catch_up(followed, followed.snapshot))
 
-    def _catch_up(self, followed: Followed, snapshot: Snapshot) -> None:
-        """Fold what the changelog has after the snapshot. Where that fails the store is at its table's versions from now
-        on, until one of those is read again."""
+    def _catch_up(self, followed: Followed, snapshot: Snapshot) -> Collection[Key]:
+        """Fold what the changelog has after the snapshot; the keys that changed. Where that fails the store is at its table's
+        versions from now on, until one of those is read again."""
         tail, head = followed.tail, self._heads.get(followed.store.stream)
         if tail is None or head is None or (snapshot.position or 0) >= head:
-            return
+            return ()
         wanted = (tail.changelog, snapshot.position or 0, head)
         try:
             if wanted not in self._feeds:
                 self._feeds[wanted] = feed(*wanted)
-            tail.apply(self._feeds[wanted], head)
+            return tail.apply(self._feeds[wanted], head)
         except BaseException as error:
             log.warning("store %s follows its table from now on: %s", followed.store.name, _line(error))
             tail.close()
             followed.tail = None
+            return ()
 
     def _measure(self, followed: Followed) -> None:
         head, position = self._heads.get(followed.store.stream), followed.snapshot.position

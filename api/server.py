@@ -8,10 +8,12 @@ import http.client
 import ipaddress
 import multiprocessing
 import os
+import signal
 import socket
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 
 from flask import Flask
 from granian import Granian
@@ -19,11 +21,14 @@ from granian.constants import Interfaces
 from granian.log import LogLevels
 
 from api import create_app, duck, metrics, tokens
+from api.changes import STREAMS
+from api.producer import WAITING
 from statehouse import logs
 from statehouse.config import Config
 from statehouse.errors import ConfigError, StatehouseError
 
-THREADS = 64  # twice as many as writes may wait for Kafka (api.producer.WAITING): reads always find one
+# As many for reads as writes may wait for Kafka (api.producer.WAITING), and those that streams of changes hold: reads always find one.
+THREADS = 2 * WAITING + STREAMS
 STOP_SECONDS = 3
 
 
@@ -67,7 +72,24 @@ def application(config: Config) -> Flask:
     # It ends without tidying up: granian's threads end at the same time, and take their DuckDB cursors with them,
     # which the interpreter's own end now and then turned into an abort ("terminate called without ...").
     atexit.register(os._exit, 0)
-    return create_app(config)
+    app = create_app(config)
+    _on_signal(
+        app.extensions["statehouse"].replica.stop
+    )  # or streams of changes would go on until the worker is killed
+    return app
+
+
+def _on_signal(act: Callable[[], None]) -> None:
+    """Do something at the first signal that this process gets, whoever handles it: granian puts its own handlers in place."""
+    woken, wakes = socket.socketpair()
+    wakes.setblocking(False)
+    signal.set_wakeup_fd(wakes.detach(), warn_on_full_buffer=False)
+
+    def wait() -> None:
+        woken.recv(1)
+        act()
+
+    threading.Thread(target=wait, name="signals", daemon=True).start()
 
 
 def _address(host: str, config: Config) -> str:

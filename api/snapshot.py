@@ -50,6 +50,7 @@ class Snapshot:
     rule: Rule | None = None
     version: int | None = None
     generation: int = 0
+    epoch: str = ""  # names the table and its generation: another one is another state, whatever the position
     position: int | None = None
     keys: int = 0
     columns: dict[str, pa.Array] = field(default_factory=dict)
@@ -72,15 +73,8 @@ class Snapshot:
             return None
         key = self.key(parts)
         if not self.rule.store.windows:
-            if key in self.overlay:
-                found = self.overlay[key]
-            else:
-                place = self._find(key)
-                found = None if place is None else self._row(place)
-            return self.public(found) if found else None
-        with self.lock:
-            rows = [self.public(row) for _, row in itertools.takewhile(lambda r: r[0][:-1] == key, self._rows(key))]
-        return self.windowed(rows)
+            return self.now(key)
+        return self.windowed(self.windows(key))
 
     def windowed(self, rows: Sequence[Row]) -> Row | None:
         """The rows of a key's windows as one."""
@@ -93,6 +87,24 @@ class Snapshot:
     def lookup(self, keys: Sequence[Sequence[str]]) -> list[Row | None]:
         """What :meth:`get` gives of each of these."""
         return [self.get(parts) for parts in keys]
+
+    def now(self, key: tuple[Any, ...]) -> Row | None:
+        """The state of a key (and window) of the form above; None where it is absent."""
+        if key in self.overlay:
+            found = self.overlay[key]
+        else:
+            place = self._find(key)
+            found = None if place is None else self._row(place)
+        return self.public(found) if found else None
+
+    def windows(self, key: tuple[Any, ...]) -> list[Row]:
+        """The states of a key's every window, oldest first."""
+        with self.lock:
+            return [self.public(row) for _, row in itertools.takewhile(lambda r: r[0][:-1] == key, self._rows(key))]
+
+    def changed_windows(self, key: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+        """The windows of a key that are in the overlay."""
+        return itertools.takewhile(lambda found: found[:-1] == key, self.overlay.irange(key))
 
     def page(
         self,
@@ -115,6 +127,11 @@ class Snapshot:
             following = itertools.takewhile(lambda found: inside(found[0]), self._rows(start, where))
             rows = itertools.islice((row for key, row in following if key != last), limit)
             return [self.public(row) for row in rows], self.position
+
+    @property
+    def place(self) -> str:
+        """Where one who has read it all goes on from; see :mod:`api.changes`."""
+        return f"{self.position or 0}-{self.epoch}"
 
     def texts(self, row: Row) -> list[str]:
         """A public row's key as text that :meth:`key` makes the same key of."""
@@ -300,7 +317,13 @@ def load(
         cursor.execute("DETACH DATABASE IF EXISTS lake")
     made = of_table(found, rule, types)
     made.version, made.generation, made.position = version, generation(delta), position
+    made.epoch = epoch_of(delta)
     return made
+
+
+def epoch_of(delta: DeltaTable) -> str:
+    """What names the state that a table holds: a recovery puts another one in its place, and so does who makes it anew."""
+    return f"{delta.metadata().id:.8}.{generation(delta)}"
 
 
 def casts(types: dict[str, str]) -> str:

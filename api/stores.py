@@ -12,7 +12,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
-from flask import Blueprint, Response, current_app, request
+from flask import Blueprint, Response, after_this_request, current_app, request
 
 from api import answers, formats, keys, scans, schemas, where
 from api.bodies import body_of
@@ -29,6 +29,7 @@ from statehouse.config import Config, Store
 DEFAULT_LIMIT = 1000
 MOST_STREAMED = 10**9  # rows
 WAIT = 10.0  # seconds
+PLACE = "Statehouse-Position"  # the header of a scan that says where to follow the changes from
 
 reads = Blueprint("reads", __name__)
 
@@ -318,6 +319,8 @@ def scan(store: str) -> Response:
             if kind
             else answer({"rows": [], "cursor": None, "position": None})
         )
+    place = snapshot.place  # before the rows: they may be newer than it says, never older
+    after_this_request(lambda response: _placed(response, place))
     text = asked.get("cursor", "")
     bounds, condition = scans.bounds(snapshot, asked), scans.condition(snapshot, asked, replica.cursor)
     try:
@@ -333,6 +336,11 @@ def scan(store: str) -> Response:
     rows = rows[:limit]
     following = keys.cursor(snapshot.texts(rows[-1])) if more else None
     return answer({"rows": rows, "cursor": following, "position": position})
+
+
+def _placed(response: Response, place: str) -> Response:
+    response.headers[PLACE] = place
+    return response
 
 
 def limit_of(asked: dict[str, str], default: int, most: int) -> int:

@@ -7,11 +7,11 @@ into its overlay. By the law the result is what the next MERGE will make of the 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection
 from typing import Any
 
 import duckdb
 import pyarrow as pa
-from deltalake import DeltaTable
 
 from api.duck import literal, quoted
 from api.fold import GUARD, Fold
@@ -43,24 +43,24 @@ class Tail:
             scan = f"delta_scan({literal(tombstones)})"
             db.execute(f"INSERT INTO {quoted(self.fold.tombstones)} ({columns}) SELECT {columns} FROM {scan}")
 
-    def apply(self, events: pa.Table, head: int) -> None:
-        """Fold the changelog's rows of (the snapshot's position, head]."""
+    def apply(self, events: pa.Table, head: int) -> Collection[tuple[Any, ...]]:
+        """Fold the changelog's rows of (the snapshot's position, head]; the keys (and windows) that they touch."""
         if events.num_rows:
             self.db.register("_events", events)
             try:
-                self._apply(filled("_events", self.stream, events.column_names), head)
+                return self._apply(filled("_events", self.stream, events.column_names), head)
             finally:
                 self.db.unregister("_events")
                 self.db.execute(DETACH)
-        else:
-            self.snapshot.change({}, head)
+        self.snapshot.change({}, head)
+        return ()
 
     def close(self) -> None:
         """Drop the fold's tables."""
         for name in (self.fold.state, self.fold.tombstones):
             self.db.execute(f"DROP TABLE IF EXISTS {quoted(name)}")
 
-    def _apply(self, events: str, head: int) -> None:
+    def _apply(self, events: str, head: int) -> Collection[tuple[Any, ...]]:
         snapshot, keys = self.snapshot, ", ".join(map(quoted, self.rule.key_columns))
         of = ", ".join(map(spark_quoted, self.rule.key_columns))
         touched = to_duckdb(f"SELECT DISTINCT {of} FROM ({self.rule.project(events, guard=GUARD)})")
@@ -79,10 +79,11 @@ class Tail:
         now = snapshot.rows(columns)
         known = found
         if self.rule.store.windows:  # each key that was touched, with the windows that it had
-            known = [*places, *(k for t in found for k in snapshot.overlay.irange(t) if k[:-1] == t)]
+            known = [*places, *(changed for key in found for changed in snapshot.changed_windows(key))]
         changed: dict[tuple[Any, ...], Any] = dict.fromkeys(known)
         changed |= {tuple(row[k] for k in self.rule.keys): row for row in now}
         snapshot.change(changed, head)
+        return tuple(changed)
 
     def _fetch(self, places: list[int]) -> None:
         """Bring rows that only the snapshot's version has into the fold's table; those that changed are there."""
@@ -95,18 +96,3 @@ class Tail:
             self.db.execute(f"INSERT INTO {quoted(self.fold.state)} BY NAME SELECT * FROM _rows")
         finally:
             self.db.unregister("_rows")
-
-
-def feed(changelog: str, start: int, head: int) -> pa.Table:
-    """The rows appended to a changelog in its versions (start, head], with the version of each as ``_commit_version``.
-
-    Raises deltalake's errors where the log or the files no longer have them.
-    """
-    reader = DeltaTable(changelog, version=head).load_cdf(starting_version=start + 1, ending_version=head)
-    return pa.table(reader)
-
-
-def can_follow(changelog: str) -> bool:
-    """Whether a changelog has a feed: our own have one."""
-    found = opened(changelog)
-    return found is not None and found.metadata().configuration.get("delta.enableChangeDataFeed") == "true"

@@ -1,0 +1,239 @@
+"""What changes in a store, as it changes: server-sent events.
+
+Only positions count: a caller who was at one is sent every key that changed after it, with its state as it is *now*. So it does
+not matter which worker goes on from there, or how often a connection breaks: the last state of each key always arrives; one in
+between may be left out, and one may come twice.
+
+The ids are ``POSITION-EPOCH``. The epoch names the state: where a recovery has put another one in its place, a caller is told to
+read all again (``reset``). Only the last event of a batch has an id, or a connection that breaks before would skip the rest.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from flask import Blueprint, Response, current_app, request
+
+from api.declared import Answer, Parameter, declared
+from api.exact import dumps
+from api.lake import Lake
+from api.problems import RETRY_AFTER, Problem, refused
+from api.recent import Key
+from api.replica import Replica
+from api.schemas import Schema
+from api.snapshot import Snapshot
+from api.stores import the_lake, the_replica, the_store
+from statehouse.tables import opened, table
+
+STREAMS = 16  # of a process: each holds a thread
+DAY = 86_400
+HEARTBEAT = 15.0  # seconds; with it, it is noticed that a caller is gone
+PIECE = 500  # events that are sent at once
+HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # the latter tells nginx to pass each event on
+
+follows = Blueprint("changes", __name__)
+
+
+class Place(NamedTuple):
+    """How far a caller is; ``epoch`` is None for one who comes from a scan, which only says the position."""
+
+    position: int
+    epoch: str | None
+
+
+PLACE: Schema = {"type": "string", "pattern": "^[0-9]{1,18}(-[!-~]{1,100})?$"}
+SECONDS: Schema = {"type": "number", "minimum": 0, "maximum": DAY}
+POSITION = Parameter("position", "a scan's position, or an event's id: go on after it", PLACE)
+TIMEOUT = Parameter("timeout", "seconds after which the stream ends; without it, it does not", SECONDS)
+LAST = Parameter("Last-Event-ID", "an event's id: go on after it", PLACE)
+
+
+@follows.get("/stores/<store>/changes")
+@declared(
+    POSITION,
+    TIMEOUT,
+    headers=[LAST],
+    answers={200: Answer("the events, without an end", {"text/event-stream": {}})},
+    problems={
+        409: "what changes in this store is not known: it follows the versions of its table",
+        404: "there is no such position",
+        410: "the changelog no longer has what came after that: read the whole store again",
+        503: "too many streams, or nothing to follow yet",
+    },
+)
+def follow(store: str) -> Response:
+    """Server-sent events: of each key that changes its state (``state``), or its key where it has none (``purge``).
+
+    The header ``Last-Event-ID`` goes on after an event's id, ``position`` after a scan's position; without them it begins
+    now. The first event says where (``position``); ``reset`` says that all may have changed: read the store again.
+    """
+    replica = the_replica()
+    the_store(replica.config, store)
+    place, seconds = _place(request.args.get("position")), _seconds(request.args.get("timeout"))
+    if replica.snapshot(store).rule is None:
+        raise Problem(503, "not-ready", f"nothing of {store} has been merged yet: there is nothing to follow")
+    if not replica.follows(store):
+        detail = (
+            f"{store} follows the versions of its table, which do not say which keys changed: read it again instead"
+        )
+        raise Problem(409, "not-followed", detail)
+    held = Held(current_app.extensions["statehouse"].streams)
+    try:
+        held.events = Changes(replica, the_lake(), store, place).events(seconds)
+    except BaseException:
+        held.close()
+        raise
+    if request.method == "HEAD":
+        held.close()
+    return Response(held, 200, HEADERS, content_type="text/event-stream")
+
+
+class Held:
+    """A stream of events that holds one of so many places until it is closed; a problem where all are taken."""
+
+    def __init__(self, places: threading.Semaphore) -> None:
+        self._places: threading.Semaphore | None = None
+        self.events: Iterator[bytes] = iter(())
+        if not places.acquire(blocking=False):
+            detail = f"found {STREAMS} streams of changes, expected fewer: each of them holds a thread"
+            raise Problem(503, "busy", detail, {"Retry-After": RETRY_AFTER})
+        self._places = places
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        return next(self.events)
+
+    def close(self) -> None:
+        """Give the place back."""
+        self.events = iter(())
+        places, self._places = self._places, None
+        if places is not None:
+            places.release()
+
+    __del__ = close
+
+
+class Changes:
+    """What one caller is sent, from a place on (None: from now on). Raises a problem where that place is wrong or gone."""
+
+    def __init__(self, replica: Replica, lake: Lake, store: str, place: Place | None) -> None:
+        self._replica, self._lake, self._store = replica, lake, store
+        found = replica.changes(store, place.position if place else 0)
+        if found is None:
+            raise Problem(503, "not-ready", f"{store} is being read anew")
+        snapshot, end, keys = found
+        self._epoch, self._position, self._begin = snapshot.epoch, end, "position"
+        if place is not None and place.epoch not in (None, snapshot.epoch):
+            self._begin = "reset"
+        elif place is not None:
+            self._position = place.position
+            if place.position > end:
+                self._check(place, snapshot)
+            elif keys is None:
+                keys = self._touched(place, snapshot, end)
+        self._first = snapshot, end, keys
+
+    def events(self, seconds: float) -> Iterator[bytes]:
+        """The events in pieces, for so many seconds: or until the replica stops, or no longer knows what changes."""
+        until = time.monotonic() + seconds
+        yield f"retry: 1000\n\n{self._said(self._begin)}".encode()
+        found: tuple[Snapshot, int, list[Key] | None] | None = self._first
+        del self._first
+        while found is not None:
+            snapshot, end, keys = found
+            if snapshot.epoch != self._epoch:
+                yield self._reset(snapshot, end)
+            elif end > self._position:
+                try:
+                    keys = self._lake.touched(snapshot, self._position, end) if keys is None else keys
+                except Problem:  # too late for a status
+                    yield self._reset(snapshot, end)
+                else:
+                    yield from self._batch(snapshot, keys, end)
+                    self._position = end
+            del snapshot, keys, found  # an old version would stay in memory while nothing happens
+            while (left := until - time.monotonic()) > 0:
+                if self._replica.moved(self._store, self._epoch, self._position, min(HEARTBEAT, left)):
+                    break
+                yield b": \n\n"
+            else:
+                return
+            found = self._replica.changes(self._store, self._position)
+
+    def _check(self, place: Place, snapshot: Snapshot) -> None:
+        """A position that this process has not reached yet: another one may have, if the changelog has."""
+        assert snapshot.rule is not None
+        changelog = opened(table(self._replica.config, "changelog", snapshot.rule.store.stream))
+        if changelog is None or changelog.version() < place.position:
+            detail = f"found position {place.position}, expected one up to {snapshot.position or 0}"
+            raise Problem(404, "unknown-position", detail)
+
+    def _touched(self, place: Place, snapshot: Snapshot, end: int) -> list[Key]:
+        """The keys since a place that is too long ago for this process to remember."""
+        if place.epoch is None and not self._replica.unreplaced(self._store):
+            detail = f"{self._store} was replaced, and position {place.position} may be of the state before"
+            raise Problem(410, "changes-gone", f"{detail}: read the whole store again, and go on from there")
+        return self._lake.touched(snapshot, place.position, end)
+
+    def _reset(self, snapshot: Snapshot, end: int) -> bytes:
+        self._epoch, self._position = snapshot.epoch, end
+        return self._said("reset").encode()
+
+    def _said(self, event: str) -> str:
+        data = dumps({"position": self._position})
+        return f"id: {self._position}-{self._epoch}\nevent: {event}\ndata: {data}\n\n"
+
+    def _batch(self, snapshot: Snapshot, keys: list[Key], end: int) -> Iterator[bytes]:
+        """The states of keys; the last event has the id."""
+        last = f"id: {end}-{self._epoch}\n"
+        if not keys:
+            yield f"{last}\n".encode()  # no event, but where to go on from
+        for place in range(0, len(keys), PIECE):
+            shown = [one for key in keys[place : place + PIECE] for one in _shown(snapshot, key)]
+            texts = [f"event: {event}\ndata: {dumps(data)}\n" for event, data in shown]
+            if place + PIECE >= len(keys):
+                texts[-1] = last + texts[-1]
+            yield ("\n".join(texts) + "\n").encode()
+
+
+def _shown(snapshot: Snapshot, key: Key) -> list[tuple[str, dict[str, Any]]]:
+    """The events that tell the state of a key now."""
+    assert snapshot.rule is not None
+    named = dict(zip(snapshot.rule.keys, key, strict=True))
+    if snapshot.rule.store.windows and key[-1] is None:  # every window: what is not told again is gone
+        named.pop("window_start")
+        return [("purge", named), *(("state", row) for row in snapshot.windows(key[:-1]))]
+    row = snapshot.now(key)
+    return [("purge", named)] if row is None else [("state", row)]
+
+
+def _seconds(text: str | None) -> float:
+    if text is None:
+        return math.inf
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1
+    if not 0 <= seconds <= DAY:
+        raise Problem(400, "bad-parameter", f"timeout: found {text[:100]!r}, expected seconds, 0 to {DAY}")
+    return seconds
+
+
+def _place(parameter: str | None) -> Place | None:
+    """Where to go on from, as the header or the parameter says."""
+    header = request.headers.get("Last-Event-ID")
+    text = header or parameter
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d{1,18})(?:-([!-~]{1,100}))?", text, re.ASCII)
+    if not found:
+        kind, name = ("bad-header", "Last-Event-ID") if header else ("bad-parameter", "position")
+        raise refused(kind, repr(text[:100]), "a position, or an event's id", at=name)
+    return Place(int(found[1]), found[2])

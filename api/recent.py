@@ -1,0 +1,82 @@
+"""Which keys of a store have changed of late: what those who follow its changes go on from."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+from collections import deque
+from collections.abc import Collection
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from api.snapshot import Snapshot
+from statehouse.config import milliseconds
+from statehouse.fold import Rule
+
+MOST = 100_000  # keys that are remembered of a store; the newest batch is, however large
+Key = tuple[Any, ...]
+
+
+class Recent:
+    """The keys that changed, batch by batch, as far back as ``most`` of them reach. One thread adds, any may ask.
+
+    ``epoch`` names the state that changed: after a recovery, or where its table was made anew, it is another one, and what
+    was before says nothing about it. ``whole``: it is the only one that there has been, as far as can be known.
+    """
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most, self._count = most, 0
+        self._batches: deque[tuple[int, Collection[Key]]] = deque()  # up to which position, and the keys
+        self._waiting: set[Key] = set()
+        self._lock = threading.Lock()
+        self._start = self.end = 0  # changes after the one are known, up to the other
+        self.epoch = ""
+        self.whole = True
+
+    def add(self, snapshot: Snapshot, start: int, keys: Collection[Key]) -> None:
+        """The keys that changed from a position to the one that the snapshot is at now; more of them do no harm."""
+        end = snapshot.position or 0
+        with self._lock:
+            if snapshot.epoch != self.epoch or start > self.end:  # another state; or changes that nobody has told of
+                self.whole &= snapshot.generation == 0 and self.epoch in ("", snapshot.epoch)
+                self._batches.clear()
+                self._waiting.clear()
+                self._count, self._start, self.end, self.epoch = 0, start, start, snapshot.epoch
+            if end <= self.end:
+                self._waiting.update(keys if start == end else ())
+                return
+            batch = self._waiting.union(keys) if self._waiting else keys
+            self._waiting = set()
+            self._batches.append((end, batch))
+            self._count += len(batch)
+            self.end = end
+            while self._count > self._most and len(self._batches) > 1:
+                self._start, dropped = self._batches.popleft()
+                self._count -= len(dropped)
+
+    def since(self, position: int) -> tuple[str, int, list[Key] | None]:
+        """The epoch, the position up to which changes are known, and the keys that changed between; None: it is too long ago."""
+        with self._lock:
+            found = [keys for end, keys in self._batches if end > position]
+            known = position >= self._start
+            return self.epoch, self.end, list(dict.fromkeys(k for keys in found for k in keys)) if known else None
+
+
+def expired(old: Snapshot, new: Snapshot) -> list[Key]:
+    """The windows that a newer version no longer has because their retention is over: no event tells of it."""
+    rule = new.rule
+    if rule is None or not rule.store.retention or old.epoch != new.epoch or "window_start" not in old.columns:
+        return []
+    over = _end_of_retention(rule)
+    places = pc.indices_nonzero(pc.less(old.columns["window_start"], pa.scalar(over, old.columns["window_start"].type)))
+    found = [old.key_at(place) for place in places.to_pylist()]
+    found += [key for key, row in old.overlay.items() if row is not None and key[-1] < over]
+    return [key for key in found if new.now(key) is None]
+
+
+def _end_of_retention(rule: Rule) -> dt.datetime:
+    assert rule.store.windows and rule.store.retention
+    kept = dt.timedelta(microseconds=rule.store.windows[0], milliseconds=milliseconds(rule.store.retention))
+    return dt.datetime.now(dt.timezone.utc).replace(tzinfo=None) - kept
