@@ -22,6 +22,7 @@ import duckdb
 import pyarrow as pa
 import sqlglot
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
 from api import direct, disk, duck
 from api.feed import can_follow, feed
@@ -246,7 +247,10 @@ class Replica:
         if position is None or found.position is None:
             return False
         changelog = table(self.config, "changelog", followed.store.stream)
-        events = rows_and_bytes(changelog, position)[0] - rows_and_bytes(changelog, found.position)[0]
+        try:
+            events = rows_and_bytes(changelog, position)[0] - rows_and_bytes(changelog, found.position)[0]
+        except DeltaError:  # the log no longer has that version
+            return False
         return events <= max(OVERLAY, found.size // 5)
 
     def _needed(self, followed: Followed, mark: Mark) -> bool:
