@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import duckdb
@@ -42,25 +42,32 @@ class Lake:
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._scans = 0
 
-    def history(self, snapshot: Snapshot, parts: Sequence[str], before: int | None, limit: int) -> list[Row]:
-        """The events of a key, newest first, before an order key where one is given: what the store makes of each."""
-        assert snapshot.rule is not None and snapshot.position is not None
+    def history(
+        self, snapshot: Snapshot, parts: Sequence[str], before: int | None, limit: int
+    ) -> tuple[list[Row], int]:
+        """The events of a key, newest first, before an order key where one is given: what the store makes of each. And the
+        position that this reflects."""
+        assert snapshot.rule is not None
         rule = _unwindowed(snapshot.rule)
         bound = f"_order < {int(before)}" if before is not None else "TRUE"
-        with self._scanning() as db, self._changelog(db, rule, snapshot.position) as changelog:
+
+        def read(db: duckdb.DuckDBPyConnection, changelog: str) -> pa.Table:
             events = self._events(db, rule, snapshot, parts, changelog)
-            found = db.execute(
+            return db.execute(
                 f"SELECT _order, CAST(_event_time AS TIMESTAMP) AS event_time, _op AS op, _agent AS agent, _value AS value "
                 f"FROM ({to_duckdb(events)}) WHERE {bound} ORDER BY _order DESC LIMIT {int(limit)}"
             ).to_arrow_table()
-        rows = found.to_pylist(maps_as_pydicts="strict")
-        return [{**row, "_order": int(row["_order"]), **_coordinates(int(row["_order"]))} for row in rows]
 
-    def at(self, snapshot: Snapshot, parts: Sequence[str], moment: dt.datetime) -> Row | None:
-        """The state of a key as its events up to an event time make it (naive, UTC)."""
+        found, position = self._read(snapshot, read)
+        rows = found.to_pylist(maps_as_pydicts="strict")
+        return [{**row, "_order": int(row["_order"]), **_coordinates(int(row["_order"]))} for row in rows], position
+
+    def at(self, snapshot: Snapshot, parts: Sequence[str], moment: dt.datetime) -> tuple[Row | None, int]:
+        """The state of a key as its events up to an event time (naive, UTC) make it, and the position that this reflects."""
         rule = snapshot.rule
-        assert rule is not None and snapshot.position is not None
-        with self._scanning() as db, self._changelog(db, rule, snapshot.position) as changelog:
+        assert rule is not None
+
+        def read(db: duckdb.DuckDBPyConnection, changelog: str) -> pa.Table:
             db.execute(
                 f"CREATE OR REPLACE TEMP TABLE _moment AS SELECT {literal(moment.isoformat())}::TIMESTAMPTZ AS moment"
             )
@@ -69,8 +76,10 @@ class Lake:
             )
             made = Fold(db, rule, "at").alone(f"({events})")
             rows = f"SELECT {casts(snapshot.types)} FROM {quoted(made)} WHERE _present ORDER BY ALL"
-            found = db.execute(rows).to_arrow_table()
-        return of_table(found, rule, snapshot.types).get(parts)
+            return db.execute(rows).to_arrow_table()
+
+        found, position = self._read(snapshot, read)
+        return of_table(found, rule, snapshot.types).get(parts), position
 
     def version(
         self, store: Store, parts: Sequence[str], snapshot: Snapshot, version: int
@@ -138,6 +147,23 @@ class Lake:
                 self._connection, self._scans = duck.connect(root=self.config.root), 0
             self._scans += 1
             yield self._connection
+
+    def _read(
+        self, snapshot: Snapshot, read: Callable[[duckdb.DuckDBPyConnection, str], pa.Table]
+    ) -> tuple[pa.Table, int]:
+        """What a query of the changelog at the snapshot's position gives, and the position. Where the files of that version
+        are gone, since it was compacted and vacuumed, the newest one is asked."""
+        assert snapshot.rule is not None and snapshot.position is not None
+        position = snapshot.position
+        while True:
+            try:
+                with self._scanning() as db, self._changelog(db, snapshot.rule, position) as changelog:
+                    return read(db, changelog), position
+            except duckdb.Error:
+                newest = opened(table(self.config, "changelog", snapshot.rule.store.stream))
+                if newest is None or newest.version() <= position:
+                    raise
+                position = newest.version()
 
     @contextmanager
     def _changelog(self, db: duckdb.DuckDBPyConnection, rule: Rule, version: int) -> Iterator[str]:

@@ -56,12 +56,12 @@ def history(store: str, key: str) -> Response:
         raise keys.bad_cursor(cursor)
     if snapshot.rule is None or snapshot.position is None:  # nothing has been merged yet
         raise Problem(404, "unknown-key", f"found no {key[:100]!r} in {store}", position=None)
-    rows = the_lake().history(snapshot, parts, int(cursor) if cursor else None, limit + 1)
+    rows, position = the_lake().history(snapshot, parts, int(cursor) if cursor else None, limit + 1)
     orders = [row.pop("_order") for row in rows]
     if not rows and cursor is None:
-        raise Problem(404, "unknown-key", f"found no event of {key[:100]!r} in {store}", position=snapshot.position)
+        raise Problem(404, "unknown-key", f"found no event of {key[:100]!r} in {store}", position=position)
     following = str(orders[limit - 1]) if len(rows) > limit else None
-    return answer({"events": rows[:limit], "cursor": following, "position": snapshot.position})
+    return answer({"events": rows[:limit], "cursor": following, "position": position})
 
 
 @past.get("/stores/<store>/keys/<key:key>/reports")

@@ -208,20 +208,9 @@ class Replica:
             return f"state/{followed.store.name} is gone; serving version {followed.snapshot.version}" if gone else None
         if mark != followed.mark:
             if self._needed(followed, mark):
-                old = followed.tail
                 for exactly in (False, True):  # what was kept may be older than what the changelog's feed has
-                    snapshot = self._base(followed, mark, exactly)
-                    followed.tail = self._tail_of(followed, snapshot)
-                    began = snapshot.position or 0
-                    changed = self._catch_up(followed, snapshot)
-                    if followed.follows or snapshot.version == mark.version:
+                    if self._replace(followed, self._base(followed, mark, exactly), mark):
                         break
-                lost = expired(followed.snapshot, snapshot)
-                followed.snapshot = snapshot
-                followed.recent.add(snapshot, began, changed)
-                followed.recent.add(snapshot, snapshot.position or 0, lost)
-                if old:
-                    old.close()
             followed.mark = mark
         return None
 
@@ -252,6 +241,28 @@ class Replica:
         except DeltaError:  # the log no longer has that version
             return False
         return events <= max(OVERLAY, found.size // 5)
+
+    def _replace(self, followed: Followed, snapshot: Snapshot, mark: Mark) -> bool:
+        """Put a newer version of the table, caught up with the changelog, in the place of the older one and its tail; False
+        where it is not the newest one and cannot be caught up."""
+        before, old = followed.snapshot, followed.tail
+        began, tail = snapshot.position or 0, self._tail_of(followed, snapshot)
+        followed.tail = tail
+        changed = self._catch_up(followed, snapshot)
+        if not followed.follows and snapshot.version != mark.version:
+            followed.tail = old
+            return False
+        lost = tail is not None and followed.tail is None
+        if lost and old and snapshot.epoch == before.epoch and began < (before.position or 0):
+            followed.tail = old  # the changelog was vacuumed, but this one has folded it: answers never go back
+            return True
+        gone = expired(before, snapshot)
+        followed.snapshot = snapshot
+        followed.recent.add(snapshot, began, changed)
+        followed.recent.add(snapshot, snapshot.position or 0, gone)
+        if old:
+            old.close()
+        return True
 
     def _needed(self, followed: Followed, mark: Mark) -> bool:
         """Whether a new version of the table has to be read."""

@@ -235,7 +235,7 @@ def _past(store: Store, snapshot: Snapshot, parts: list[str], asked: dict[str, s
         except (duckdb.Error, DeltaError) as error:
             detail = f"found no version {text} of state/{store.name}, expected one up to {snapshot.version}"
             raise Problem(404, "unknown-version", detail) from error
-    return the_lake().at(snapshot, parts, _moment("at", asked["at"])), snapshot.position
+    return the_lake().at(snapshot, parts, _moment("at", asked["at"]))
 
 
 def _windows(found: Row, asked: dict[str, str]) -> Row | None:

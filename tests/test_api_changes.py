@@ -15,9 +15,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
 from flask import Flask
 
 from api import changes, create_app
@@ -29,14 +27,12 @@ from jobs.ingest import Ingest
 from jobs.merge import Merge
 from jobs.recover import recover
 from statehouse.config import Config, load
-from statehouse.tables import EVENT_COLUMNS, table
+from statehouse.tables import table
 from tests.lakes import drawn
 from tests.records import SCHEMA, control, record
-from tests.test_api_lake import MOMENT, State, configured, eventually
+from tests.test_api_lake import MOMENT, Sales, State, configured, eventually
 from tests.test_api_reads import problem
 from tests.test_api_server import serving, stopped
-
-TIME = pa.timestamp("us", "UTC")
 
 
 class Follower(threading.Thread):
@@ -219,38 +215,6 @@ def test_who_applies_the_events_has_what_a_scan_gives(spark, lake) -> None:
 def _written(file: Path, bootstrap: str, where: str) -> Path:
     file.write_text(f"root: ./lake\nkafka:\n  bootstrap.servers: {bootstrap}\n{STORES % where}")
     return file
-
-
-class Sales:
-    """A changelog of the stream ``sales``, written as ingest leaves it."""
-
-    def __init__(self, config: Config) -> None:
-        self.path, self.offset = table(config, "changelog", "sales"), 0
-        kinds = {"STRING": pa.string(), "INT": pa.int32(), "BIGINT": pa.int64(), "TIMESTAMP": TIME}
-        own = {
-            "customer": pa.string(),
-            "till": pa.int32(),
-            "amount": pa.decimal128(12, 2),
-            "day": pa.date32(),
-            "weight": pa.float64(),
-        }
-        self.schema = pa.schema(
-            {**own, "tags": pa.list_(pa.string()), **{n: kinds[t] for n, t in EVENT_COLUMNS.items()}}
-        )
-        DeltaTable.create(self.path, self.schema, configuration={"delta.enableChangeDataFeed": "true"})
-
-    def append(self, *events: dict[str, Any]) -> int:
-        """One version; its number. ``purge``: the key that is purged."""
-        rows = []
-        for event in events:
-            self.offset += 1
-            op = "purge" if "purge" in event else "report"
-            at = event.pop("at", MOMENT + dt.timedelta(seconds=self.offset))
-            times = {"_event_time": at, "_log_time": at, "_key": event.pop("purge", None)}
-            rows.append({**event, **times, "_topic": "till-sales", "_partition": 0, "_offset": self.offset, "_op": op})
-        full = [{n: row.get(n) for n in self.schema.names} for row in rows]
-        write_deltalake(self.path, pa.Table.from_pylist(full, schema=self.schema), mode="append")
-        return DeltaTable(self.path).version()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from statehouse.config import Config, load
 from statehouse.fold import Rule
-from statehouse.tables import DEFINITION, POSITION, definition_of, table
+from statehouse.tables import DEFINITION, EVENT_COLUMNS, POSITION, definition_of, table
 
 YAML = """\
 root: ./lake
@@ -94,6 +94,38 @@ class State:
         data = pa.Table.from_pylist([{n: r.get(n) for n in self.schema.names} for r in full], schema=self.schema)
         done = CommitProperties(app_transactions=[Transaction(app_id=POSITION, version=position)])
         write_deltalake(self.path, data, mode=mode, commit_properties=done)
+        return DeltaTable(self.path).version()
+
+
+class Sales:
+    """A changelog of the stream ``sales``, written as ingest leaves it."""
+
+    def __init__(self, config: Config) -> None:
+        self.path, self.offset = table(config, "changelog", "sales"), 0
+        kinds = {"STRING": pa.string(), "INT": pa.int32(), "BIGINT": pa.int64(), "TIMESTAMP": TIME}
+        own = {
+            "customer": pa.string(),
+            "till": pa.int32(),
+            "amount": pa.decimal128(12, 2),
+            "day": pa.date32(),
+            "weight": pa.float64(),
+        }
+        self.schema = pa.schema(
+            {**own, "tags": pa.list_(pa.string()), **{n: kinds[t] for n, t in EVENT_COLUMNS.items()}}
+        )
+        DeltaTable.create(self.path, self.schema, configuration={"delta.enableChangeDataFeed": "true"})
+
+    def append(self, *events: dict[str, Any]) -> int:
+        """One version; its number. ``purge``: the key that is purged."""
+        rows = []
+        for event in events:
+            self.offset += 1
+            op = "purge" if "purge" in event else "report"
+            at = event.pop("at", MOMENT + dt.timedelta(seconds=self.offset))
+            times = {"_event_time": at, "_log_time": at, "_key": event.pop("purge", None)}
+            rows.append({**event, **times, "_topic": "till-sales", "_partition": 0, "_offset": self.offset, "_op": op})
+        full = [{n: row.get(n) for n in self.schema.names} for row in rows]
+        write_deltalake(self.path, pa.Table.from_pylist(full, schema=self.schema), mode="append")
         return DeltaTable(self.path).version()
 
 

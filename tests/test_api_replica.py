@@ -10,6 +10,7 @@ from pathlib import Path
 
 import duckdb
 import pytest
+from deltalake import DeltaTable
 from flask import Flask
 from flask.testing import FlaskClient
 
@@ -19,7 +20,7 @@ from api.replica import Replica
 from statehouse.config import Config
 from statehouse.errors import StatehouseError
 from statehouse.tables import table
-from tests.test_api_lake import State, changelog, configured, eventually
+from tests.test_api_lake import Sales, State, changelog, configured, eventually
 
 
 @pytest.fixture
@@ -182,6 +183,49 @@ def test_a_table_that_was_made_anew(replica: Replica, config: Config) -> None:
         replica.refresh()
         found = replica.snapshot("last").get(["a"])
         assert found and found["value"] == value
+
+
+def vacuumed(path: str) -> None:
+    """Compacted, and rid of every file that only older versions have."""
+    DeltaTable(path).optimize.compact()
+    assert DeltaTable(path).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+
+
+def test_the_past_is_read_from_the_newest_changelog_where_the_files_of_its_version_are_gone(config: Config) -> None:
+    sales = Sales(config)
+    State(config, "last").write(0)
+    for number in range(4):
+        sales.append({"customer": "a", "weight": number})
+    app = create_app(config)
+    app.extensions["statehouse"].replica.stop()
+    vacuumed(sales.path)
+    client = app.test_client()
+    found = client.get("/stores/last/keys/a/history").get_json()
+    assert ([e["value"] for e in found["events"]], found["position"]) == ([3, 2, 1, 0], 7), "a vacuum has versions too"
+    found = client.get("/stores/last/keys/a?at=2100-01-01").get_json()
+    assert (found["value"], found["position"]) == (3, 7)
+
+
+def test_answers_do_not_go_back_where_the_feed_is_gone(
+    replica: Replica, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.replica.OVERLAY", 0)  # every version is read
+    sales, state = Sales(config), State(config, "last")
+    state.write(0)
+    for number in range(4):
+        sales.append({"customer": f"c{number}", "weight": number})
+    replica.refresh()
+    assert replica.snapshot("last").position == 4
+    vacuumed(sales.path)
+    state.write(2, {"key": "c0", "value": 0.0}, {"key": "c1", "value": 1.0})  # what comes after it cannot be read again
+    replica.refresh()
+    status = replica.status("last")
+    assert (status["position"], status["keys"], status["freshness"], status["version"]) == (7, 4, "changelog", 1)
+    state.write(5, *({"key": f"c{number}", "value": float(number)} for number in range(4)))
+    sales.append({"customer": "c4", "weight": 4})
+    replica.refresh()
+    status = replica.status("last")
+    assert (status["position"], status["keys"], status["freshness"], status["version"]) == (8, 5, "changelog", 3)
 
 
 def test_lag(replica: Replica, config: Config) -> None:
