@@ -43,6 +43,7 @@ from statehouse.tables import (
 
 POLL_SECONDS = 0.2
 OVERLAY = 50_000  # rows that may have changed, or a fifth of the store, before a newer version of its table is read
+STEP, ROWS = 4, 100_000  # versions that are folded at once, at first; fewer where they hold more rows than that
 DIRECT, BUSY_SECONDS = (
     4,
     10.0,
@@ -81,7 +82,7 @@ class Replica:
         self._stores = {s.name: Followed(s, Log(table(config, "state", s.name))) for s in config.stores.values()}
         self._changelogs = {s: Log(table(config, "changelog", s)) for s in config.streams}
         self._heads: dict[str, int | None] = {}
-        self._feeds: dict[tuple[str, int, int], pa.Table] = {}  # of one refresh: a stream's stores mostly want the same
+        self._feeds: dict[tuple[str, int, int], pa.Table] = {}  # of one refresh
         self._offsets: dict[str, deque[tuple[int, dict[int, int]]]] = {s: deque(maxlen=1000) for s in config.streams}
         self._refreshing = threading.Lock()
         self._refreshed = threading.Condition()
@@ -310,16 +311,30 @@ class Replica:
         tail, head = followed.tail, self._heads.get(followed.store.stream)
         if tail is None or head is None or (snapshot.position or 0) >= head:
             return ()
-        wanted = (tail.changelog, snapshot.position or 0, head)
+        changed: dict[Key, None] = {}
+        step = STEP
         try:
-            if wanted not in self._feeds:
-                self._feeds[wanted] = feed(*wanted)
-            return tail.apply(self._feeds[wanted], head)
+            while (position := snapshot.position or 0) < head:
+                until = min(head, position + step)
+                events = self._feed(tail.changelog, position, until, head)
+                changed.update(dict.fromkeys(tail.apply(events, until)))
+                step = max(1, step // 2 if events.num_rows > ROWS else step * 2)
+            return changed
         except BaseException as error:
             log.warning("store %s follows its table from now on: %s", followed.store.name, _line(error))
             tail.close()
             followed.tail = None
             return ()
+
+    def _feed(self, changelog: str, start: int, until: int, head: int) -> pa.Table:
+        """What a changelog's versions brought. A stream's stores mostly want the same, as long as they are up to date."""
+        wanted = (changelog, start, until)
+        if wanted in self._feeds:
+            return self._feeds[wanted]
+        found = feed(*wanted)
+        if until == head:
+            self._feeds[wanted] = found
+        return found
 
     def _measure(self, followed: Followed) -> None:
         head, position = self._heads.get(followed.store.stream), followed.snapshot.position

@@ -62,7 +62,7 @@ def wrk(url: str, script: Path | None = None, seconds: int = 10) -> str:
     return f"{float(found['rate']):8,.0f}/s, p50 {found['p50']}, p99 {found['p99']}{bad}"
 
 
-PATTERNS = {"rate": r"Requests/sec:\s+([\d.]+)", "p50": r"50%\s+(\S+)", "p99": r"99%\s+(\S+)"}
+PATTERNS = {"rate": r"Requests/sec:\s+([\d.]+)", "p50": r"\n\s+50%\s+(\S+)", "p99": r"\n\s+99%\s+(\S+)"}
 
 
 def main(keys: int = 1_000_000) -> None:
