@@ -44,10 +44,8 @@ from statehouse.tables import (
 POLL_SECONDS = 0.2
 OVERLAY = 50_000  # rows that may have changed, or a fifth of the store, before a newer version of its table is read
 STEP, ROWS = 4, 100_000  # versions that are folded at once, at first; fewer where they hold more rows than that
-DIRECT, BUSY_SECONDS = (
-    4,
-    10.0,
-)  # reads of the lake at once, with `replica: none`; and how long others wait for their turn
+DIRECT = 4  # reads of the lake at once, with `replica: none`
+BUSY_SECONDS = 10.0  # how long others wait for their turn
 log = logging.getLogger("statehouse.api")
 
 
