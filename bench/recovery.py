@@ -23,37 +23,41 @@ stores:
 """
 
 
-def resident(pid: int) -> int:
-    """Bytes of resident memory of a process and its descendants."""
+def usage(pid: int) -> tuple[int, float]:
+    """Of a process and its descendants: bytes of resident memory, and seconds of both cores' time."""
     parents: dict[int, list[int]] = {}
+    ticks: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:
             continue
         parents.setdefault(int(fields[1]), []).append(int(stat.parent.name))
-    family, total = [pid], 0
+        ticks[int(stat.parent.name)] = sum(map(int, fields[11:13]))
+    family, total, spent = [pid], 0, 0
     while family:
         one = family.pop()
         family += parents.get(one, [])
+        spent += ticks.get(one, 0)
         try:
             total += int(Path(f"/proc/{one}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         except OSError:
             continue
-    return total
+    return total, spent / os.sysconf("SC_CLK_TCK")
 
 
 def measured(folder: Path, *words: str) -> str:
-    """Run a subcommand; its name, seconds and peak of memory."""
-    began, peak = time.monotonic(), 0
+    """Run a subcommand; its name, seconds, peak of memory, and seconds of the processor."""
+    began, peak, spent = time.monotonic(), 0, 0.0
     with (folder / "log").open("ab") as log:
         process = subprocess.Popen([sys.executable, "-m", "statehouse.cli", *words], cwd=folder, stdout=log, stderr=log)
         while process.poll() is None:
-            peak = max(peak, resident(process.pid))
+            memory, seconds = usage(process.pid)
+            peak, spent = max(peak, memory), max(spent, seconds)
             time.sleep(0.1)
     if process.returncode:
         raise SystemExit((folder / "log").read_text()[-3000:])
-    return f"statehouse {' '.join(words):28} {time.monotonic() - began:6.0f} s, peak {peak / 2**30:.2f} GiB"
+    return f"statehouse {' '.join(words):28} {time.monotonic() - began:6.0f} s, peak {peak / 2**30:.2f} GiB, processor {spent:.0f} s"
 
 
 def main(events: int = 5_000_000, keys: int = 1_000_000) -> None:

@@ -45,10 +45,15 @@ def _report_reason(stream: Stream) -> str:
             "concat('not a JSON object: found ', coalesce(nullif(left(_text, 40), ''), 'nothing'))",
         ),
         (f"_json.{CORRUPT} IS NOT NULL", f"coalesce(nullif({wrong}, ''), 'not JSON')"),
-        (r"NOT _text RLIKE '\\}\\s*$'", "'not JSON: found more after the object'"),
-        # Two objects in a row: the reader takes the first. The cheap test goes first; inside a string it may be right.
+        # The cheap tests go first: of a flat object these are all.
         (
-            r"_text RLIKE '\\}\\s*\\{' AND from_json(concat('[', _text, ']'), 'ARRAY<STRUCT<x: STRING>>') IS NULL",
+            r"NOT (endswith(_text, '}') OR _text RLIKE '\\}\\s*$')",
+            "'not JSON: found more after the object'",
+        ),
+        # Two objects in a row: the reader takes the first. Inside a string that may be right.
+        (
+            r"instr(_text, '}') < length(_text) AND _text RLIKE '\\}\\s*\\{'"
+            " AND from_json(concat('[', _text, ']'), 'ARRAY<STRUCT<x: STRING>>') IS NULL",
             "'not JSON: found more after the object'",
         ),
     ]
@@ -137,7 +142,8 @@ def _header(name: str) -> str:
 
 def parse(records: DataFrame, stream: Stream, rules: Iterable[Rule]) -> DataFrame:
     """Kafka's records (with headers) as the changelog's columns, ``_reason`` (null: accepted) and, for the
-    quarantine, ``_text``, ``_bytes``, ``_headers`` and ``_timestamp``."""
+    quarantine, ``_text``, ``_bytes``, ``_headers`` and ``_timestamp``, which are null where the event is accepted: the
+    callers keep these rows in memory."""
     schema = ", ".join([*(f"{quoted(c.name)} {c.type}" for c in stream.columns), f"{CORRUPT} STRING"])
     options = f"map('mode', 'PERMISSIVE', 'columnNameOfCorruptRecord', '{CORRUPT}', 'allowSingleQuotes', 'false')"
     payload = [f"_json.{quoted(c.name)} AS {quoted(c.name)}" for c in stream.columns]
@@ -175,10 +181,10 @@ def parse(records: DataFrame, stream: Stream, rules: Iterable[Rule]) -> DataFram
             *(quoted(c.name) for c in stream.columns),
             *EVENT_COLUMNS,
             "_reason",
-            "_text",
-            "_bytes",
-            "_headers",
-            "_timestamp",
+            *(
+                F.expr(f"CASE WHEN _reason IS NOT NULL THEN {c} END").alias(c)
+                for c in ("_text", "_bytes", "_headers", "_timestamp")
+            ),
         )
     )
 

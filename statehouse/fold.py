@@ -224,7 +224,7 @@ class Rule:
         reducer = self.store.reducer
         keys = self._key_list()
         folds = ", ".join(f"{self._fill(e)} AS {quoted(c)}" for c, e in reducer.fold.items())
-        cut = "max(CASE WHEN _reset THEN _order END)"
+        cut = "max(CASE WHEN _reset THEN _order END)" if resets else f"CAST(NULL AS {ORDER})"
         if reducer.per_agent:
             agents = f"""SELECT {keys}, _agent, max_by(_value, _order) AS _value, max(_event_time) AS _event_time,
     max(_order) AS _order, {cut} AS _cut FROM {events} GROUP BY {keys}, _agent"""
