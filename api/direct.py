@@ -16,6 +16,7 @@ from deltalake import DeltaTable
 
 from api import duck
 from api.duck import quoted
+from api.pool import Pool
 from api.snapshot import Inside, Row, Snapshot, casts, epoch_of
 from api.where import Where
 from statehouse.config import Config, Store
@@ -27,7 +28,7 @@ from statehouse.tables import folded, generation, rows_and_bytes, stored_rule, t
 class Direct(Snapshot):
     """A version of a store's table that stays where it is."""
 
-    pool: duck.Pool | None = None
+    pool: Pool | None = None
     path: str = ""
 
     def get(self, parts: Sequence[str]) -> Row | None:
@@ -85,7 +86,7 @@ class Direct(Snapshot):
         return [self.public(row) for row in self.rows({n: found[n] for n in self.types})]
 
 
-def of_table(pool: duck.Pool, config: Config, store: Store, version: int) -> Direct:
+def of_table(pool: Pool, config: Config, store: Store, version: int) -> Direct:
     """A version of a store's table as what callers read. Raises StatehouseError where it is not one of ours."""
     path = table(config, "state", store.name)
     delta = DeltaTable(path, version=version)

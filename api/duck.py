@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import queue
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import duckdb
 
-from statehouse.errors import LakeBusy, StatehouseError
+from statehouse.errors import StatehouseError
 
 WRONG = ("1.5.1", "1.5.2")  # they give wrong rows where a filter is on a partition column
 
@@ -45,6 +41,7 @@ def connect(version: str = duckdb.__version__, root: str | None = None) -> duckd
         raise StatehouseError(
             f"DuckDB {version} has no delta extension ({reason}): pip install 'duckdb-extension-delta=={version}'"
         ) from None
+    connection.execute("SET parquet_metadata_cache = true")  # a lake's files do not change
     if root is not None and "://" not in root:  # elsewhere DuckDB loads what reads the store when it first has to
         connection.execute(f"SET allowed_directories = [{literal(root)}]")
         connection.execute("SET enable_external_access = false")
@@ -56,54 +53,6 @@ def types(db: duckdb.DuckDBPyConnection, relation: str) -> dict[str, str]:
     """The columns of a relation with the types that they are kept with: moments are plain UTC."""
     described = db.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()
     return {row[0]: row[1].replace("TIMESTAMP WITH TIME ZONE", "TIMESTAMP") for row in described}
-
-
-SCANS = (
-    500  # of one connection: DuckDB 1.5.5 keeps some 18 KiB of every filtered scan of a Delta table until it is closed
-)
-
-
-class Pool:
-    """Some connections for reads of the lake itself, each for one caller at a time and made anew every so often."""
-
-    def __init__(self, root: str, count: int, seconds: float) -> None:
-        self._root, self._seconds = root, seconds
-        self._free: queue.LifoQueue[_Used | None] = queue.LifoQueue()
-        for _ in range(count):
-            self._free.put(None)
-
-    @contextmanager
-    def table(self, path: str, version: int) -> Iterator[tuple[duckdb.DuckDBPyConnection, str]]:
-        """A connection, and what a version of a table is called there. Raises LakeBusy where all are taken for too long, or
-        what is read is gone."""
-        try:
-            used = self._free.get(timeout=self._seconds)
-        except queue.Empty:
-            raise LakeBusy(f"found too many reads of {path}, expected a turn within {self._seconds} s") from None
-        try:
-            if used is None or used.scans >= SCANS:
-                if used:
-                    used.connection.close()
-                used = _Used(connect(root=self._root))
-            used.scans += 1
-            name = quoted(path)
-            if used.versions.get(path) != version:
-                used.connection.execute(f"DETACH DATABASE IF EXISTS {name}")
-                how = f"TYPE delta, READ_ONLY, PIN_SNAPSHOT, VERSION {int(version)}"
-                used.connection.execute(f"ATTACH {literal(path)} AS {name} ({how})")
-                used.versions[path] = version
-            yield used.connection, name
-        except duckdb.Error as error:
-            raise LakeBusy(f"{path} cannot be read at version {version}: {str(error).splitlines()[0]}") from error
-        finally:
-            self._free.put(used)
-
-
-@dataclass
-class _Used:
-    connection: duckdb.DuckDBPyConnection
-    scans: int = 0
-    versions: dict[str, int] = field(default_factory=dict)  # attached, by path
 
 
 def _extension() -> Path | None:

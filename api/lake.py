@@ -1,7 +1,7 @@
 """Reads of the lake itself, for what the replica does not hold: a key's history, the past, what was refused.
 
 Each scans a table, so they are for a person's question and not for traffic: one at a time, with a connection of their own
-that is made anew every so often, as DuckDB 1.5.5 keeps some 18 KiB of every filtered scan of a Delta table.
+that is made anew every so often, as DuckDB keeps what it has learnt of every file.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from api import duck
+from api.delta import pin, unpin
 from api.duck import literal, quoted
 from api.feed import batches
 from api.fold import GUARD, Fold
@@ -93,19 +94,18 @@ class Lake:
     def quarantine(self, stream: str, before: tuple[int, int] | None, limit: int) -> list[Row]:
         """What was refused of a stream, newest first by partition and offset."""
         path = table(self.config, "quarantine", stream)
-        if opened(path) is None:
+        if (delta := opened(path)) is None:
             return []
         bound = "TRUE" if before is None else f'(partition, "offset") < ({int(before[0])}, {int(before[1])})'
         with self._scanning() as db:
-            return (
-                db.execute(
-                    f"""SELECT topic, partition, "offset", CAST(timestamp AS TIMESTAMP) AS timestamp, key, payload, payload_bytes,
+            refused = pin(db, path, delta.version(), "_quarantine")
+            found = db.execute(
+                f"""SELECT topic, partition, "offset", CAST(timestamp AS TIMESTAMP) AS timestamp, key, payload, payload_bytes,
                     reason, CAST(log_time AS TIMESTAMP) AS log_time
-                FROM delta_scan({literal(path)}) WHERE {bound} ORDER BY partition DESC, "offset" DESC LIMIT {int(limit)}"""
-                )
-                .to_arrow_table()
-                .to_pylist()
-            )
+                FROM {refused} WHERE {bound} ORDER BY partition DESC, "offset" DESC LIMIT {int(limit)}"""
+            ).to_arrow_table()
+            unpin(db, "_quarantine")
+        return found.to_pylist()
 
     def touched(self, snapshot: Snapshot, start: int, head: int) -> list[Key]:
         """The keys that the changelog's versions (start, head] touch. In a windowed store they have the window, or None for
@@ -159,7 +159,7 @@ class Lake:
             try:
                 with self._scanning() as db, self._changelog(db, snapshot.rule, position) as changelog:
                     return read(db, changelog), position
-            except duckdb.Error:
+            except (duckdb.Error, DeltaError):
                 newest = opened(table(self.config, "changelog", snapshot.rule.store.stream))
                 if newest is None or newest.version() <= position:
                     raise
@@ -171,7 +171,7 @@ class Lake:
         try:
             yield attach(db, self.config, self.config.streams[rule.store.stream], version)
         finally:
-            db.execute(DETACH)
+            unpin(db, CHANGELOG)
 
     def _events(
         self, db: duckdb.DuckDBPyConnection, rule: Rule, snapshot: Snapshot, parts: Sequence[str], changelog: str
@@ -190,15 +190,15 @@ class Lake:
         db.unregister("_key_asked_for")
 
 
-DETACH = "DETACH DATABASE IF EXISTS _changelog"
+CHANGELOG = "_changelog"
 
 
 def attach(db: duckdb.DuckDBPyConnection, config: Config, stream: Stream, version: int) -> str:
-    """Attach a whole changelog as of a version, until :data:`DETACH`; a relation in Spark's words, with the columns that
+    """Pin a whole changelog as of a version, until it is unpinned; a relation in Spark's words, with the columns that
     the stream has gained."""
     path = table(config, "changelog", stream.name)
-    db.execute(f"ATTACH {literal(path)} AS _changelog (TYPE delta, READ_ONLY, PIN_SNAPSHOT, VERSION {int(version)})")
-    return filled("_changelog", stream, [row[0] for row in db.execute("DESCRIBE SELECT * FROM _changelog").fetchall()])
+    pin(db, path, version, CHANGELOG)
+    return filled(CHANGELOG, stream, [row[0] for row in db.execute("DESCRIBE SELECT * FROM _changelog").fetchall()])
 
 
 def filled(relation: str, stream: Stream, names: list[str]) -> str:

@@ -27,6 +27,7 @@ from deltalake.exceptions import DeltaError
 from api import direct, disk, duck
 from api.feed import can_follow, feed
 from api.log import Log, Mark
+from api.pool import Pool
 from api.recent import Key, Recent, expired
 from api.snapshot import Snapshot, epoch_of, load
 from api.tail import Tail
@@ -76,7 +77,7 @@ class Replica:
         self.config = config
         self._connection = duck.connect(root=config.root)
         self._db = self._connection.cursor()
-        self._pool = duck.Pool(config.root, DIRECT, BUSY_SECONDS)
+        self._pool = Pool(config.root, DIRECT, BUSY_SECONDS)
         self._stores = {s.name: Followed(s, Log(table(config, "state", s.name))) for s in config.stores.values()}
         self._changelogs = {s: Log(table(config, "changelog", s)) for s in config.streams}
         self._heads: dict[str, int | None] = {}

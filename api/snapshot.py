@@ -22,7 +22,8 @@ from deltalake import DeltaTable
 from sortedcontainers import SortedDict
 
 from api import duck
-from api.duck import literal, quoted
+from api.delta import pin, unpin
+from api.duck import quoted
 from api.exact import time
 from api.where import Where
 from statehouse.config import Config, Store
@@ -308,13 +309,12 @@ def load(
     names = ", ".join(map(quoted, rule.key_columns))
     where = f"WHERE ({names}) IN (SELECT {names} FROM {wanted})" if wanted else ""
     try:
-        # Pinned: every query of the attached table reads this one version, whatever is committed meanwhile.
-        cursor.execute(f"ATTACH {literal(path)} AS lake (TYPE delta, READ_ONLY, PIN_SNAPSHOT, VERSION {int(version)})")
+        pin(cursor, path, version, "lake")
         types = duck.types(cursor, "lake")
         order = ", ".join(map(quoted, rule.keys))
         found = cursor.execute(f"SELECT {casts(types)} FROM lake {where} ORDER BY {order}").to_arrow_table()
     finally:
-        cursor.execute("DETACH DATABASE IF EXISTS lake")
+        unpin(cursor, "lake")
     made = of_table(found, rule, types)
     made.version, made.generation, made.position = version, generation(delta), position
     made.epoch = epoch_of(delta)

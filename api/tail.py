@@ -13,9 +13,10 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from api.duck import literal, quoted
+from api.delta import pin, unpin
+from api.duck import quoted
 from api.fold import GUARD, Fold
-from api.lake import DETACH, attach, filled
+from api.lake import CHANGELOG, attach, filled
 from api.snapshot import Snapshot, casts
 from statehouse.config import Config
 from statehouse.fold import quoted as spark_quoted
@@ -40,8 +41,9 @@ class Tail:
         self.ready = (generation(kept) if kept else 0) == snapshot.generation  # else a recovery is not finished yet
         if kept and self.ready and kept.version() > 0:
             columns = ", ".join(map(quoted, self.rule.tombstone_columns))
-            scan = f"delta_scan({literal(tombstones)})"
+            scan = pin(db, tombstones, kept.version(), "_remembered")
             db.execute(f"INSERT INTO {quoted(self.fold.tombstones)} ({columns}) SELECT {columns} FROM {scan}")
+            unpin(db, "_remembered")
 
     def apply(self, events: pa.Table, head: int) -> Collection[tuple[Any, ...]]:
         """Fold the changelog's rows of (the snapshot's position, head]; the keys (and windows) that they touch."""
@@ -51,7 +53,7 @@ class Tail:
                 return self._apply(filled("_events", self.stream, events.column_names), head)
             finally:
                 self.db.unregister("_events")
-                self.db.execute(DETACH)
+                unpin(self.db, CHANGELOG)
         self.snapshot.change({}, head)
         return ()
 

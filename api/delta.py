@@ -1,0 +1,85 @@
+"""A version of a Delta table as a relation in DuckDB.
+
+Not by DuckDB's delta extension where that can be helped: in 1.5.5 each scan leaks the list of the table's files (15 to 30 KiB of a
+table of one file; see bench/README.md), which not even the end of the connection frees. So deltalake says which files a version has, and DuckDB reads
+them as Parquet. The extension reads what that cannot: tables with deletion vectors, mapped columns or partitions, and other
+places than this machine's file system.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import unquote
+
+import duckdb
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from api.duck import literal, quoted
+
+PLAIN = {"timestampNtz"}  # what a reader may have to know besides, without a difference to the files
+KINDS = {
+    "string": "VARCHAR",
+    "long": "BIGINT",
+    "integer": "INTEGER",
+    "short": "SMALLINT",
+    "byte": "TINYINT",
+    "binary": "BLOB",
+    "timestamp": "TIMESTAMP WITH TIME ZONE",
+    "timestamp_ntz": "TIMESTAMP",
+}
+
+
+def pin(db: duckdb.DuckDBPyConnection, path: str, version: int, name: str) -> str:
+    """Make a table's version a view of that name, until :func:`unpin`; gives the name as SQL writes it. Whatever is committed
+    meanwhile, it is that version. Raises deltalake's or DuckDB's error where it is gone."""
+    view = quoted(name)
+    delta = DeltaTable(path, version=version)
+    files = pa.table(delta.get_add_actions())["path"].to_pylist()
+    if not _plain(delta, path, files):
+        how = f"TYPE delta, READ_ONLY, PIN_SNAPSHOT, VERSION {int(version)}"
+        db.execute(f"ATTACH {literal(path)} AS {quoted(f'{name}@')} ({how})")
+        db.execute(f"CREATE OR REPLACE TEMP VIEW {view} AS SELECT * FROM {quoted(f'{name}@')}")
+        return view
+    fields = json.loads(delta.schema().to_json())["fields"]
+    columns = [(quoted(f["name"]), _kind(f["type"])) for f in fields]
+    # Of no rows, but with every column: also of a file that is older than one of them.
+    none = ", ".join(f"CAST(NULL AS {kind}) AS {column}" for column, kind in columns)
+    rows = f"SELECT * FROM (SELECT {none}) WHERE FALSE"
+    names = pa.table(delta.get_add_actions())["path"].to_pylist()
+    if files := ", ".join(literal(f"{path}/{unquote(name)}") for name in names):
+        rows += (
+            f" UNION ALL BY NAME SELECT * FROM read_parquet([{files}], union_by_name = true, hive_partitioning = false)"
+        )
+    made = ", ".join(f"CAST({column} AS {kind}) AS {column}" for column, kind in columns)
+    db.execute(f"CREATE OR REPLACE TEMP VIEW {view} AS SELECT {made} FROM ({rows})")
+    return view
+
+
+def unpin(db: duckdb.DuckDBPyConnection, name: str) -> None:
+    """Forget a view of :func:`pin`, if there is one."""
+    db.execute(f"DROP VIEW IF EXISTS {quoted(name)}")
+    db.execute(f"DETACH DATABASE IF EXISTS {quoted(f'{name}@')}")
+
+
+def _plain(delta: DeltaTable, path: str, files: list[str]) -> bool:
+    """Whether the table is no more than its files."""
+    protocol = delta.protocol()
+    features = set(protocol.reader_features or [])
+    known = protocol.min_reader_version == 1 or (protocol.min_reader_version == 3 and features <= PLAIN)
+    elsewhere = "://" in path or any(":" in file or file.startswith("/") for file in files)
+    pattern = any(character in path for character in "*?[")  # to DuckDB
+    return known and not delta.metadata().partition_columns and not elsewhere and not pattern
+
+
+def _kind(kind: Any) -> str:
+    """A type of Delta's schema as DuckDB writes it."""
+    if isinstance(kind, str):
+        return KINDS.get(kind, kind.upper())  # DECIMAL(12,2), DOUBLE, FLOAT, BOOLEAN and DATE are the same
+    if kind["type"] == "array":
+        return f"{_kind(kind['elementType'])}[]"
+    if kind["type"] == "map":
+        return f"MAP({_kind(kind['keyType'])}, {_kind(kind['valueType'])})"
+    inner = ", ".join(f"{quoted(f['name'])} {_kind(f['type'])}" for f in kind["fields"])
+    return f"STRUCT({inner})"
