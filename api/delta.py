@@ -47,11 +47,10 @@ def pin(db: duckdb.DuckDBPyConnection, path: str, version: int, name: str) -> st
     # Of no rows, but with every column: also of a file that is older than one of them.
     none = ", ".join(f"CAST(NULL AS {kind}) AS {column}" for column, kind in columns)
     rows = f"SELECT * FROM (SELECT {none}) WHERE FALSE"
-    names = pa.table(delta.get_add_actions())["path"].to_pylist()
-    if files := ", ".join(literal(f"{path}/{unquote(name)}") for name in names):
-        rows += (
-            f" UNION ALL BY NAME SELECT * FROM read_parquet([{files}], union_by_name = true, hive_partitioning = false)"
-        )
+    if files:
+        places = ", ".join(literal(f"{path}/{unquote(file)}") for file in files)
+        how = "union_by_name = true, hive_partitioning = false"
+        rows += f" UNION ALL BY NAME SELECT * FROM read_parquet([{places}], {how})"
     made = ", ".join(f"CAST({column} AS {kind}) AS {column}" for column, kind in columns)
     db.execute(f"CREATE OR REPLACE TEMP VIEW {view} AS SELECT {made} FROM ({rows})")
     return view
