@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from jobs import metrics
-from jobs.lake import create_stream
+from jobs.lake import create_stream, next_offsets
 from jobs.parse import accepted, parse, refused
 from jobs.rules import rule_of
 from statehouse import kafka
@@ -56,23 +56,16 @@ class Ingest:
         """Read the position from the changelog, and how far the quarantine is ahead of it."""
         kept = metadata(self.changelog, "offsets")
         if kept is None:  # the log is cleaned of old commits after a month: then the rows themselves tell
-            kept = {"offsets": self._ends(self.changelog, "_partition", "_offset")}
+            kept = {"offsets": next_offsets(self.spark, self.changelog, f"> {LOADED}")}
         if kept.get("topic", self.stream.topic) != self.stream.topic:
             raise DefinitionChanged(
                 f"stream {self.stream.name}: its changelog is of the topic {kept['topic']}, found {self.stream.topic}: "
                 "the position is that topic's. Give the stream a new name"
             )
         self.offsets = {int(p): o for p, o in kept["offsets"].items()}
-        self.quarantined_to = self._ends(self.quarantine, "partition", "offset")
+        self.quarantined_to = next_offsets(self.spark, self.quarantine, f"> {LOADED}")
         log = opened(self.changelog)
         self.commit = (log.transaction_version(COMMITS) or 0) if log else 0
-
-    def _ends(self, path: str, partition: str, offset: str) -> dict[int, int]:
-        """Each partition's next offset as a table's rows tell it."""
-        if not ((found := opened(path)) and found.version()):  # as it was made: a query would take seconds to say so
-            return {}
-        rows = self.spark.read.format("delta").load(path).where(f"{partition} > {LOADED}")
-        return {row[0]: row[1] + 1 for row in rows.groupBy(partition).agg(F.max(offset)).collect()}
 
     def starting_offsets(self, partitions: list[int]) -> str:
         """Spark's ``startingOffsets``: the position, and the earliest of a partition that is new."""

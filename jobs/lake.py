@@ -7,6 +7,7 @@ from typing import Any
 from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from statehouse.config import Config, Stream
 from statehouse.errors import DefinitionChanged
@@ -93,13 +94,24 @@ def create_stream(spark: SparkSession, config: Config, stream: Stream) -> None:
     create(spark, table(config, "quarantine", stream.name), QUARANTINE_COLUMNS, skipping)
 
 
+def next_offsets(spark: SparkSession, path: str, which: str) -> dict[int, int]:
+    """The next offset of each partition, as the rows of a changelog or a quarantine tell it; of the partitions that
+    ``which`` is true of, such as ``= -1``."""
+    if not ((found := opened(path)) and found.version()):  # as it was made: a query would take seconds to say so
+        return {}
+    rows = spark.read.format("delta").load(path)
+    mark = "_" if "_partition" in rows.columns else ""
+    ends = rows.where(f"{mark}partition {which}").groupBy(f"{mark}partition").agg(F.max(f"{mark}offset"))
+    return {partition: offset + 1 for partition, offset in ends.collect()}
+
+
 def create_store(spark: SparkSession, rule: Rule, state: str, tombstones: str) -> None:
     """The tables of a state and its tombstones. A state folded by another rule raises DefinitionChanged."""
     name = rule.store.name
     kept = stored_rule(opened(state), name)
-    if kept is not None and definition_of(kept) != definition_of(rule):
+    if kept is not None and (changes := differing(kept, rule)):
         raise DefinitionChanged(
-            f"store {name}: its state was folded by another rule ({differing(kept, rule)}). Undo the change, or migrate: "
+            f"store {name}: its state was folded by another rule ({changes}). Undo the change, or migrate: "
             f"'statehouse recover {name}' folds all of the changelog by the new rule and shows what would change, "
             f"'statehouse recover {name} --swap' makes that the state"
         )
@@ -108,7 +120,9 @@ def create_store(spark: SparkSession, rule: Rule, state: str, tombstones: str) -
 
 
 def differing(old: Rule, new: Rule) -> str:
-    """What two rules of a store differ in, for people."""
+    """What two rules of a store differ in, for people; empty where they are the same."""
+    if definition_of(old) == definition_of(new):
+        return ""
     was, now = old.store.definition, new.store.definition
     names = [k for k in sorted({*was, *now}) if was.get(k) != now.get(k)]
     return ", ".join(f"{k}: {was.get(k)!r} → {now.get(k)!r}" for k in names) or "other types"

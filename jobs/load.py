@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
-from jobs.lake import create_stream
+from jobs.lake import create_stream, next_offsets
 from jobs.parse import accepted, parse, refused
 from jobs.rules import rule_of
 from statehouse.config import Column, Config, Stream
@@ -91,10 +90,7 @@ def _digest(path: Path) -> str:
 
 def _next(spark: SparkSession, changelog: str, quarantine: str) -> int:
     """The next offset of the files' partition."""
-    load = spark.read.format("delta").load
-    one = load(changelog).where(f"_partition = {LOADED}").select(F.max("_offset")).collect()[0][0]
-    other = load(quarantine).where(f"partition = {LOADED}").select(F.max("offset")).collect()[0][0]
-    return max(-1 if one is None else one, -1 if other is None else other) + 1
+    return max(next_offsets(spark, path, f"= {LOADED}").get(LOADED, 0) for path in (changelog, quarantine))
 
 
 def _numbered(payloads: DataFrame, stream: Stream, first: int) -> DataFrame:

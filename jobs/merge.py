@@ -31,7 +31,7 @@ from jobs.lake import create_store, settle
 from jobs.law import keep_the_law
 from jobs.rules import rule_of
 from jobs.session import fresh
-from statehouse.config import Config, Store, milliseconds
+from statehouse.config import Config, Store
 from statehouse.errors import FeedLost, StatehouseError
 from statehouse.fold import gained, quoted
 from statehouse.tables import application, folded, generation, metadata, opened, position, table
@@ -179,12 +179,11 @@ class Merge:
 
     def _merge(self, rows: DataFrame, head: int, counts: dict[str, int]) -> None:
         columns = {c: f"n.{quoted(c)}" for c in self.rule.state_columns}
-        on = " AND ".join(f"s.{quoted(k)} = n.{quoted(k)}" for k in self.rule.keys)
         with self.committing(head, counts):
             (
                 DeltaTable.forPath(self.spark, self.state)
                 .alias("s")
-                .merge(rows.where("_present OR _here").alias("n"), on)
+                .merge(rows.where("_present OR _here").alias("n"), self.rule.matching("s", "n"))
                 .whenMatchedDelete("NOT n._present")
                 .whenMatchedUpdate(set={quoted(c): e for c, e in columns.items()})
                 .whenNotMatchedInsert("n._present", values={quoted(c): e for c, e in columns.items()})
@@ -227,9 +226,8 @@ class Merge:
         that is gone counts as if its key had never been purged, until the next recovery."""
         self._delete(self.tombstones, f"timestampdiff(MILLISECOND, log_time, now()) > {self.config.tombstones}")
         if self.store.windows and self.store.retention:
-            kept = self.store.windows[0] + milliseconds(self.store.retention) * 1000
             for path in (self.state, self.tombstones):
-                self._delete(path, f"unix_micros(window_start) + {kept} <= unix_micros(now())")
+                self._delete(path, self.rule.late("unix_micros(window_start)"))
 
     def _delete(self, path: str, condition: str) -> None:
         found = opened(path)

@@ -29,7 +29,6 @@ from statehouse.errors import FeedLost
 from statehouse.fold import Rule, quoted
 from statehouse.tables import (
     GENERATION,
-    definition_of,
     folded,
     generation,
     metadata,
@@ -67,7 +66,7 @@ def recover(spark: SparkSession, config: Config, store: Store, swap: bool = Fals
     settle(spark, config, store.name)
     draft = Merge(spark, config, store, folder)
     kept = stored_rule(opened(live.state), store.name)
-    changed = kept is not None and definition_of(kept) != definition_of(draft.rule)
+    changed = kept is not None and bool(differing(kept, draft.rule))
     if not (changed and swap and _usable(draft)):  # the draft of the comparison before will do
         remove(spark, folder)
     at = _catch_up(draft, position(live.state))
@@ -84,12 +83,12 @@ def recover(spark: SparkSession, config: Config, store: Store, swap: bool = Fals
 def will_swap(spark: SparkSession, config: Config, store: Store) -> bool:
     """Whether a recovery replaces the state without being asked to: where the rule is as it was."""
     kept = stored_rule(opened(table(config, "state", store.name)), store.name)
-    return kept is None or definition_of(kept) == definition_of(rule_of(spark, config, store))
+    return kept is None or not differing(kept, rule_of(spark, config, store))
 
 
 def _usable(draft: Merge) -> bool:
     kept = stored_rule(opened(draft.state), draft.store.name)
-    return kept is not None and definition_of(kept) == definition_of(draft.rule)
+    return kept is not None and not differing(kept, draft.rule)
 
 
 def _catch_up(draft: Merge, upto: int | None) -> int | None:
@@ -106,11 +105,11 @@ def _catch_up(draft: Merge, upto: int | None) -> int | None:
 
 
 def _difference(draft: Merge, live: Merge, kept: Rule | None, at: int | None) -> Difference:
-    rule = differing(kept, draft.rule) if kept and definition_of(kept) != definition_of(draft.rule) else ""
+    rule = differing(kept, draft.rule) if kept else ""
     new, old = opened(draft.state), opened(live.state)
     load = draft.spark.read.format("delta").load
-    rows, before = (load(draft.state).count() if new else 0), (load(live.state).count() if old else 0)
     if not new or not old or not kept or kept.keys != draft.rule.keys:
+        rows, before = (load(draft.state).count() if new else 0), (load(live.state).count() if old else 0)
         return Difference(draft.store.name, rule, at, rows, before, 0, 0)
     both = _joined(load(draft.state), load(live.state), kept, draft.rule)
     counts = {row["_kind"]: row["count"] for row in both.groupBy("_kind").count().collect()}
@@ -140,7 +139,7 @@ def _joined(draft: DataFrame, live: DataFrame, old: Rule, new: Rule) -> DataFram
     """Every key of either, its two values, and the kind of difference."""
     keys = [*map(quoted, new.keys)]
     first = keys[0]
-    joined = draft.alias("d").join(live.alias("l"), F.expr(" AND ".join(f"d.{k} = l.{k}" for k in keys)), "full")
+    joined = draft.alias("d").join(live.alias("l"), F.expr(new.matching("d", "l")), "full")
     return joined.selectExpr(
         *(f"coalesce(d.{k}, l.{k}) AS {k}" for k in keys),
         "l.value AS was",
@@ -158,10 +157,9 @@ def _swap(draft: Merge, live: Merge, kept: Rule | None) -> None:
     rows = load(draft.state)
     if old and kept and kept.keys == rule.keys:
         before = load(live.state).alias("l")
-        on = " AND ".join(f"d.{quoted(k)} = l.{quoted(k)}" for k in rule.keys)
         at = f"CASE WHEN l.{quoted(next(iter(rule.keys)))} IS NOT NULL AND {_same(kept, rule)} THEN l.changed_at ELSE d.changed_at END"
         made = (f"{at} AS changed_at" if c == "changed_at" else f"d.{quoted(c)}" for c in rule.state_columns)
-        rows = rows.alias("d").join(before, F.expr(on), "left").selectExpr(*made)
+        rows = rows.alias("d").join(before, F.expr(rule.matching("d", "l")), "left").selectExpr(*made)
     counts = metadata(draft.state, "unkeyed") or {"unkeyed": 0, "late": 0}
     properties = {**state_properties(rule), GENERATION: str(generation(old) + 1 if old else 1)}
     with live.committing(head or 0, counts, raised=1):

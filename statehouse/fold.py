@@ -130,6 +130,10 @@ class Rule:
     def _key_list(self, table: str = "", windows: bool = True) -> str:
         return ", ".join(f"{table}{quoted(k)}" for k in (self.keys if windows else self.key_columns))
 
+    def matching(self, left: str, right: str) -> str:
+        """SQL: rows of two relations have the same key (and window)."""
+        return " AND ".join(f"{left}.{quoted(k)} = {right}.{quoted(k)}" for k in self.keys)
+
     def control_keys(self) -> list[str]:
         """The key's columns as a set or purge gives them: from Kafka's key as text. A composite key is its
         parts, each percent-encoded, separated by '/'. Null where the text is not such a key."""
@@ -181,7 +185,7 @@ class Rule:
     def _unkeyed(self) -> str:
         return "(" + " OR ".join(f"{quoted(k)} IS NULL" for k in self.key_columns) + ")"
 
-    def _late(self, start: str) -> str:
+    def late(self, start: str) -> str:
         """Whether the retention of the window that starts at these microseconds is over."""
         if not self.store.windows or not self.store.retention:
             return "FALSE"
@@ -208,12 +212,12 @@ class Rule:
   SELECT {self._key_list(windows=False)}, CASE WHEN _op = 'report' THEN timestamp_micros(_start) END AS window_start, {made}
   FROM (SELECT *, {self._start("_back")} AS _start FROM {events} CROSS JOIN (VALUES {back}) AS w(_back))
   WHERE NOT {self._unkeyed} AND CASE WHEN _op = 'report'
-    THEN _start + {size} > unix_micros(_event_time) AND NOT {self._late("_start")} ELSE _back = 0 END"""
+    THEN _start + {size} > unix_micros(_event_time) AND NOT {self.late("_start")} ELSE _back = 0 END"""
 
     def count(self, changelog: str) -> str:
         """One row: the store's events, how many of them are resets, how many more have no key, and how many more came
         after the retention of their windows."""
-        late = f"(_op = 'report' AND {self._late(self._start())})" if self.store.windows else "FALSE"
+        late = f"(_op = 'report' AND {self.late(self._start())})" if self.store.windows else "FALSE"
         return f"""
   SELECT count_if(NOT {self._unkeyed} AND NOT {late}), count_if(_reset AND NOT {self._unkeyed}),
     count_if({self._unkeyed}), count_if(NOT {self._unkeyed} AND {late})
