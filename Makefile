@@ -15,7 +15,7 @@ JAVA_FITS := $(JAVA) --add-modules jdk.incubator.vector -version 2>&1 | \
 AS_ROOT := $$([ "$$(id -u)" = 0 ] || echo sudo -n)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test law lint clean
+.PHONY: help install demo test law fuzz lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -61,12 +61,15 @@ test: lint ## lint, then all tests
 law: install ## the law at its full size: 500 examples a store, a million events
 	@LAW_EXAMPLES=500 LAW_EVENTS=1000000 $(BIN)/python -m pytest tests/test_law.py tests/test_million.py
 
+fuzz: install ## the API at its full size: 300 examples a route by schemathesis, 1,200 keys over plain sockets
+	@FUZZ_EXAMPLES=300 $(BIN)/python -m pytest tests/test_api_openapi.py tests/test_api_fuzz.py
+
 lint: install ## ruff and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy statehouse jobs api demo
 
 clean: ## removes .venv, caches, build products, and the lake with all its tables
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .schemathesis
 	rm -rf lake spark-warehouse metastore_db derby.log
 	find . -name .git -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -exec rm -rf {} +

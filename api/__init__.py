@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from flask import Flask
 from werkzeug.routing import BaseConverter
 
-from api import audit, compress, cors, gate, metrics, problems
+from api import audit, compress, cors, gate, methods, metrics, problems
 from api.changes import STREAMS, follows
 from api.docs import docs
 from api.fast import Fast
@@ -28,6 +28,8 @@ from api.stores import reads
 from api.writes import writes
 from statehouse.config import Config
 
+WAITS = 32
+
 
 @dataclass
 class Api:
@@ -39,6 +41,8 @@ class Api:
     lake: Lake
     idempotency: Idempotency = field(default_factory=Idempotency)
     streams: threading.Semaphore = field(default_factory=lambda: threading.BoundedSemaphore(STREAMS))
+    # Reads that wait with `after`.
+    waits: threading.BoundedSemaphore = field(default_factory=lambda: threading.BoundedSemaphore(WAITS))
 
 
 class KeyConverter(BaseConverter):
@@ -65,6 +69,7 @@ def create_app(config: Config) -> Flask:
     cors.install(app, config.api.cors)
     audit.install(app)
     passing = gate.install(app, config.api)
+    methods.install(app)
     for blueprint in (health, page, openapi, docs, reads, past, follows, writes):
         app.register_blueprint(blueprint)
     app.wsgi_app = Fast(app.wsgi_app, api.replica, passing, count)  # type: ignore[method-assign]

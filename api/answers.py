@@ -44,8 +44,29 @@ def scan_cursor(place: Place) -> Schema:
     return matching(cursor_pattern(list(place.rule.keys.values())))
 
 
+def components(place: Place) -> dict[str, Schema]:
+    """A store's own schemas, by the name that the others refer to them by. They have names that tell stores apart: where
+    two stores' keys looked like the same thing, a fuzzer would take one store's keys for the other's."""
+    assert place.store is not None
+    return {f"row_{place.store.name}": _row(place), f"state_{place.store.name}": _state(place)}
+
+
 def row(place: Place) -> Schema:
     """A row of a store's state as callers see it: a key, or a key and a window."""
+    return _named("row", place)
+
+
+def state(place: Place) -> Schema:
+    """The state of a key."""
+    return _named("state", place)
+
+
+def _named(kind: str, place: Place) -> Schema:
+    assert place.store is not None
+    return {"$ref": f"#/components/schemas/{kind}_{place.store.name}"}
+
+
+def _row(place: Place) -> Schema:
     if place.rule is None:
         return {"type": "object"}
     columns = {n: shown(t) for n, t in place.columns.items()}
@@ -55,20 +76,22 @@ def row(place: Place) -> Schema:
 
 
 def entry(place: Place) -> Schema:
-    """What one key's answer is made of: its row; or, in a windowed store, the key and its windows."""
-    made = row(place)
+    """What a lookup has of a key: its row; or, in a windowed store, the key and its windows."""
     if place.rule is None or not place.rule.store.windows:
-        return made
+        return row(place)
+    made = _row(place)
     keys = {n: made["properties"][n] for n in place.rule.key_columns}
     windows = record({n: s for n, s in made["properties"].items() if n not in keys})
     return record({**keys, "windows": listed(windows, minItems=1)})
 
 
-def state(place: Place) -> Schema:
-    """The state of a key."""
-    if place.rule is None:
-        return record({"position": POSITION}, more=True)
-    return record({**entry(place)["properties"], "position": POSITION})
+def _fields(place: Place) -> dict[str, Schema]:
+    made = entry(place) if place.store and place.store.windows else _row(place)
+    return made.get("properties", {})
+
+
+def _state(place: Place) -> Schema:
+    return record({**_fields(place), "position": POSITION}, more=place.rule is None)
 
 
 def page(place: Place) -> Schema:
@@ -96,10 +119,8 @@ def history(place: Place) -> Schema:
 
 def reports(place: Place) -> Schema:
     """The standing reports of a key."""
-    if place.rule is None:
-        return record({"position": POSITION}, more=True)
-    kept = {n: s for n, s in entry(place)["properties"].items() if n in ("value", "reports", "windows")}
-    return record({**kept, "position": POSITION})
+    kept = {n: s for n, s in _fields(place).items() if n in ("value", "reports", "windows")}
+    return record({**kept, "position": POSITION}, more=place.rule is None)
 
 
 def quarantine(place: Place) -> Schema:

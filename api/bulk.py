@@ -9,6 +9,7 @@ from api.bodies import decoded
 from api.exact import dumps
 from api.problems import Problem, refused
 from api.producer import Record
+from api.typed import whole
 from statehouse.config import Store
 from statehouse.fold import Rule
 
@@ -62,7 +63,7 @@ def _record(line: bytes, store: Store, rule: Rule | None, max_key: int) -> Recor
 def _parts(key: Any, store: Store, rule: Rule | None) -> list[str]:
     given = keys.of_text(key, store) if isinstance(key, str) else key if isinstance(key, list) else [key]
     texts = []
-    for part in given:
+    for part in map(whole, given):
         # A whole number has one text; of a fraction's several only the caller knows which.
         if type(part) not in (str, int):
             raise refused("bad-key", dumps(part)[:100], "a string or an integer, or a list of them", at="key")

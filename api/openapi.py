@@ -53,6 +53,9 @@ def document(app: Flask, base: str = "") -> dict[str, Any]:
             for method in sorted((route.methods or set()) - set(EVERYONES)):
                 made = _operation(app, route, operation, where, method)
                 paths.setdefault(path, {**({"parameters": parameters} if parameters else {})})[method.lower()] = made
+    rows: dict[str, Any] = {}
+    for name in config.stores:
+        rows |= answers.components(place(store=name))
     secured = {"bearer": {"type": "http", "scheme": "bearer", "description": "a token of the file `api: tokens`"}}
     return {
         "openapi": "3.1.0",
@@ -66,7 +69,7 @@ def document(app: Flask, base: str = "") -> dict[str, Any]:
         "tags": [{"name": name, "description": f"the store `{name}`"} for name in config.stores],
         "paths": dict(sorted(paths.items())),
         "components": {
-            "schemas": {"Problem": answers.PROBLEM, **schemas.COMPONENTS},
+            "schemas": {"Problem": answers.PROBLEM, **schemas.COMPONENTS, **rows},
             **({"securitySchemes": secured} if config.api.tokens else {}),
         },
         **({"security": [{"bearer": []}]} if config.api.tokens else {}),
@@ -107,13 +110,18 @@ def _path(route: Route, where: Place) -> tuple[str, list[dict[str, Any]]]:
 def _parts(where: Place) -> Iterator[dict[str, Any]]:
     assert where.store is not None
     kinds = where.kinds or ["STRING"] * len(where.store.keys)
-    texts = [kind for kind in kinds if kind.upper() == "STRING"]
     for key, kind in zip(where.store.keys, kinds, strict=True):
         schema = schemas.part(kind)
-        if len(texts) > 1 and kind.upper() == "STRING":
-            schema = schemas.matching("[^/]*")  # see api.keys
+        if _texts(where) > 1 and kind.upper() == "STRING":
+            schema = schemas.matching("[^/]*")
         about = f"{key.expression}, percent-encoded; of at most {where.config.api.max_key} bytes"
         yield _parameter(Parameter(re.sub(r"[^\w.-]", "_", key.name), about, schema), "path", where)
+
+
+def _texts(where: Place) -> int:
+    """How many parts of the key are text: where more than one is, none can have a '/' in a path, see api.keys."""
+    assert where.store is not None
+    return len(where.store.keys) if where.kinds is None else [k.upper() for k in where.kinds].count("STRING")
 
 
 def _operation(app: Flask, route: Route, operation: Operation, where: Place, method: str) -> dict[str, Any]:

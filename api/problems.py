@@ -33,6 +33,7 @@ TITLES = {
     "bad-lines": "Lines of the request's body are wrong",
     "length-required": "The request does not say how long it is",
     "windowed-store": "A window cannot be set",
+    "read-only": "This can only be read",
     "too-large": "The request is too large",
     "key-too-long": "The key is too long",
     "idempotency-key-reused": "Another request had this Idempotency-Key",
@@ -40,6 +41,7 @@ TITLES = {
     "forbidden": "The token does not allow this",
     "too-many-requests": "Too many requests",
     "busy": "Too many requests wait already",
+    "too-slow": "The lake was not read in time",
     "kafka-unavailable": "Kafka does not answer",
     "not-ready": "Not every store can be served as it should be",
 }

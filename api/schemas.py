@@ -28,7 +28,8 @@ _DAY = (
     "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
 )
 DATE = f"(?:{_YEAR}{_DAY}|{_LEAP}-02-29)"
-_MINUTE = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_HOUR = "(?:[01][0-9]|2[0-3])"
+_MINUTE = f"{_HOUR}:[0-5][0-9]"
 # Where a time has a zone, its day is in no year that the zone could lead out of what there is.
 _INNER = "(?:000[2-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-8][0-9]{3}|9[0-8][0-9]{2}|99[0-8][0-9]|999[0-8])"
 MOMENT = (
@@ -123,7 +124,7 @@ def _in_cursor(kind: str) -> str:
     if kind == "DATE":
         return DATE
     if kind.startswith("TIMESTAMP"):
-        return f"{DATE}T{_MINUTE.replace(':', '~3a~')}~3a~[0-5][0-9](?:~2e~[0-9]{{6}})?Z"
+        return f"{DATE}T{_HOUR}~3a~[0-5][0-9]~3a~[0-5][0-9](?:~2e~[0-9]{{6}})?Z"
     return "true|false" if kind == "BOOLEAN" else ESCAPED
 
 

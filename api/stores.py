@@ -23,7 +23,7 @@ from api.problems import Problem, refused
 from api.replica import Replica
 from api.schemas import Schema
 from api.snapshot import Row, Snapshot
-from api.typed import canonical
+from api.typed import canonical, whole
 from statehouse.config import Config, Store
 
 DEFAULT_LIMIT = 1000
@@ -165,8 +165,9 @@ def get_key(store: str, key: str) -> Response:
     replica = the_replica()
     defined = the_store(replica.config, store)
     asked = request.args.to_dict()
+    seconds = _seconds(asked.get("timeout"), replica.config.api.max_time / 1000)
     if "after" in asked:
-        _wait(replica, defined, asked)
+        _wait(replica, defined, asked["after"], seconds)
     known, snapshot = the_snapshot(store)
     parts = keys.of_request(request.environ, known, snapshot.rule)
     position = snapshot.position  # before the row: it may be newer than it says, never older
@@ -189,23 +190,27 @@ def get_key(store: str, key: str) -> Response:
 def point(row: Row, position: int | None) -> tuple[bytes, str]:
     """A point read's body, and its tag, which does not change with the position."""
     text = dumps(row).encode()  # once, for both
-    return b'%s,"position":%s}\n' % (text[:-1], dumps(position).encode()), hashlib.blake2b(
-        text, digest_size=12
-    ).hexdigest()
+    body = b'%s,"position":%s}\n' % (text[:-1], dumps(position).encode())
+    return body, hashlib.blake2b(text, digest_size=12).hexdigest()
 
 
-def _wait(replica: Replica, store: Store, asked: dict[str, str]) -> None:
+def _wait(replica: Replica, store: Store, token: str, seconds: float) -> None:
     """Wait until a write is in the answers; a problem where that takes too long."""
-    topic, *place = asked["after"].rsplit(":", 2)
+    topic, *place = token.rsplit(":", 2)
     expected = replica.config.streams[store.stream].topic
     if topic != expected or len(place) != 2 or not all(p.isascii() and p.isdecimal() and len(p) < 19 for p in place):
-        found = asked["after"][:100]
         raise Problem(
-            400, "bad-parameter", f"after: found {found!r}, expected a write's token, {expected}:PARTITION:OFFSET"
+            400, "bad-parameter", f"after: found {token[:100]!r}, expected a write's token, {expected}:PARTITION:OFFSET"
         )
-    seconds = _seconds(asked.get("timeout"), replica.config.api.max_time / 1000)
-    if not replica.wait(store.name, int(place[0]), int(place[1]), seconds):
-        detail = f"found no {asked['after']!r} in {store.name} within {seconds} s"
+    places = current_app.extensions["statehouse"].waits
+    if not places.acquire(blocking=False):
+        raise Problem(503, "busy", "found too many requests that wait with after, expected fewer")
+    try:
+        seen = replica.wait(store.name, int(place[0]), int(place[1]), seconds)
+    finally:
+        places.release()
+    if not seen:
+        detail = f"found no {token!r} in {store.name} within {seconds} s"
         raise Problem(504, "not-yet", detail, position=replica.snapshot(store.name).position)
 
 
@@ -285,7 +290,7 @@ def _text(part: Any) -> str:
         return part
     if not isinstance(part, (bool, int, Decimal)):
         raise refused("bad-key", dumps(part)[:100], "a text, a number or a boolean, or a list of them", at="keys")
-    return dumps(part)
+    return dumps(whole(part))
 
 
 @reads.get("/stores/<store>/keys")

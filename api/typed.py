@@ -52,6 +52,7 @@ def conforming(value: Any, kind: str) -> Any:
     """A value (not null) as it is sent to the topic; ValueError says what was expected."""
     plain = kind.upper()
     if plain in BITS:
+        value = whole(value)
         if type(value) is not int:
             raise ValueError(f"expected {_integers(plain)}")
         return _integer(value, plain)
@@ -83,6 +84,13 @@ def conforming(value: Any, kind: str) -> Any:
             base64.b64decode(value, validate=True)
         except ValueError:
             raise ValueError("expected binary as base64") from None
+    return value
+
+
+def whole(value: Any) -> Any:
+    """A whole number that JSON wrote with a fraction or an exponent (5.0, 1e2) as the integer that it is; else the same."""
+    if type(value) is Decimal and value.adjusted() < 40 and value == value.to_integral_value():
+        return int(value)
     return value
 
 

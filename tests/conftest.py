@@ -12,8 +12,9 @@ import pytest
 
 from statehouse.config import Config, load
 from tests.lakes import base, filled
+from tests.services import tried
 
-__all__ = ["base", "filled"]  # fixtures
+__all__ = ["base", "filled", "tried"]  # fixtures
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 

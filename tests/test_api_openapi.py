@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ from flask import Flask
 from schemathesis.specs.openapi.definitions import OPENAPI_31_VALIDATOR
 
 from api import create_app
+from tests.services import TOKENS, Service
 from tests.test_api_lake import State, configured
 from tests.test_api_reads import problem
 from tests.test_api_tokens import READER, bearing, with_tokens
@@ -135,3 +139,22 @@ def test_tokens(tmp_path: Path) -> None:
         assert "Authorization: Bearer TOKEN" in client.get("/docs", headers=bearing(READER)).text
     finally:
         app.extensions["statehouse"].replica.stop()
+
+
+HERE = Path(__file__).parent
+# Without FUZZ_EXAMPLES a few examples of some stores: one of each kind of route. With it, all of them.
+EXAMPLES = os.environ.get("FUZZ_EXAMPLES")
+SOME = "^/[^/]*$|^/streams/|^/stores/(votes|money|hours)"
+
+
+@pytest.mark.slow
+def test_a_fuzzer_finds_nothing(tried: Service, tmp_path: Path) -> None:
+    """All of schemathesis' checks on a service that runs; see schemathesis.toml and schemathesis_hooks.py."""
+    command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(HERE / "schemathesis.toml"), "run"]
+    command += [f"{tried.url}/openapi.json", "-H", f"Authorization: Bearer {TOKENS['all']}", "--no-color"]
+    command += ["--continue-on-failure", "--checks", "all", "--max-examples", EXAMPLES or "10"]
+    command += [] if EXAMPLES else ["--include-path-regex", SOME]
+    hooks = {"SCHEMATHESIS_HOOKS": "tests.schemathesis_hooks", "PYTHONPATH": str(HERE.parent)}
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **hooks}, capture_output=True, text=True)
+    found = [line[:2000] for line in done.stdout.splitlines()]
+    assert done.returncode == 0, "\n".join(found[:400]) + done.stderr[-2000:]

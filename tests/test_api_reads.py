@@ -335,4 +335,17 @@ def test_a_windowed_store_has_a_row_for_each_key_and_window(client: FlaskClient)
 def test_a_window_cannot_be_set(client: FlaskClient) -> None:
     refused = client.put("/stores/hours/keys/a", json={"value": 1})
     problem(refused, 405, "windowed-store")
-    assert refused.headers["Allow"] == "GET, HEAD, DELETE"
+    assert (
+        refused.headers["Allow"]
+        == client.options("/stores/hours/keys/a").headers["Allow"]
+        == "DELETE, GET, HEAD, OPTIONS"
+    )
+
+
+def test_what_is_below_a_key_is_only_read(client: FlaskClient) -> None:
+    for path in ("/stores/status/keys/d1/history", "/stores/status/keys/d1/reports"):
+        for refused in (client.put(path, json={"value": 1}), client.delete(path)):
+            problem(refused, 405, "read-only")
+            assert refused.headers["Allow"] == "GET, HEAD, OPTIONS"
+        assert client.options(path).headers["Allow"] == "GET, HEAD, OPTIONS"
+        assert "PUT" in client.options(path.replace("d1/", "d1%2F")).headers["Allow"], "the key ends so"

@@ -269,7 +269,7 @@ def test_texts_of_every_type(kind: str, texts: dict[str, str | None]) -> None:
     ("kind", "good", "bad"),
     [
         ("BOOLEAN", [True], [0, "true"]),
-        ("INT", [5, -5], [5.0, True, "5", 2**31, Decimal("5.0")]),
+        ("INT", [5, -5, Decimal("5.0"), Decimal("1E+2")], [True, "5", 2**31, Decimal("5.1"), Decimal("1E+99999999")]),
         ("DOUBLE", [1, Decimal("1.5")], ["1", True, Decimal("1e400"), 10**400]),
         ("DECIMAL(38,0)", [10**37, Decimal("1E+37")], [10**38, Decimal("0.5"), Decimal("1E+999999999")]),
         ("DECIMAL(38,2)", [Decimal("1" * 36 + ".230"), 0], [Decimal("1" * 37), Decimal("0.001")]),

@@ -1,0 +1,55 @@
+"""Which methods a path has, as ``Allow`` says: with 405, and to OPTIONS.
+
+Routing alone says too much: a window cannot be set, and what is below a key, its history and its reports, is only read.
+"""
+
+from __future__ import annotations
+
+from flask import Flask, Response, current_app, request
+from flask.globals import request_ctx
+
+from api import keys
+from api.problems import Problem
+
+BELOW = ("history", "reports")
+READ = ("GET", "HEAD", "OPTIONS")
+
+
+def install(app: Flask) -> None:
+    """From here on nothing is written below a key, and ``Allow`` is right."""
+
+    @app.before_request
+    def refuse() -> None:
+        if request.method in ("PUT", "DELETE") and (below := _below()):
+            detail = f"found a {request.method}, expected GET: a key that ends in /{below} is written by POST …/keys"
+            raise Problem(405, "read-only", detail, allowed=list(READ))
+
+    @app.after_request
+    def say(response: Response) -> Response:
+        if response.status_code == 405 or (request.method == "OPTIONS" and "Allow" in response.headers):
+            response.headers["Allow"] = ", ".join(_allowed())
+        return response
+
+
+def _allowed() -> list[str]:
+    found = set(request_ctx.url_adapter.allowed_methods() if request_ctx.url_adapter else ())
+    if _below():
+        return [*READ]
+    if _key() is not None:
+        store = current_app.extensions["statehouse"].config.stores.get(request.path.split("/")[2])
+        found -= {"PUT"} if store and store.windows else set()
+    return sorted(found)
+
+
+def _key() -> str | None:
+    """The key that the path names, as it is there."""
+    segments = request.path.split("/", keys.SEGMENTS)
+    found = len(segments) > keys.SEGMENTS and segments[1] == "stores" and segments[3] == "keys"
+    return segments[keys.SEGMENTS] if found else None
+
+
+def _below() -> str | None:
+    """What is asked for of a key, where it is not the key that ends so."""
+    key = _key() or ""
+    found = next((name for name in BELOW if key.endswith(f"/{name}")), None)
+    return found if found and keys.without(request.environ, found) is not None else None

@@ -1,0 +1,32 @@
+"""What schemathesis has to be told, as OpenAPI has no words for it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import schemathesis
+
+
+@schemathesis.serializer("application/x-ndjson")
+def ndjson(context: Any, value: Any) -> bytes:
+    """A line for each item. What is no list has no lines: it is one that is no object."""
+    return "\n".join(json.dumps(line) for line in (value if isinstance(value, list) else [[value]])).encode()
+
+
+@schemathesis.hook
+def before_call(context: Any, case: Any, kwargs: Any) -> None:
+    """A wait that nothing will end is a short one: a right ``timeout`` stays a right one."""
+    query = case.query or {}
+    if "after" in query and _number(query.get("timeout", 0)) <= 2:
+        query["timeout"] = 0.01
+
+
+def _number(value: Any) -> float:
+    return value if isinstance(value, (int, float)) and value >= 0 else float("inf")
+
+
+@schemathesis.hook
+def filter_case(context: Any, case: Any) -> bool:
+    """``at`` and ``version`` exclude each other: 400, though each is right."""
+    return not {"at", "version"} <= set(case.query or {})
