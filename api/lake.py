@@ -1,13 +1,15 @@
 """Reads of the lake itself, for what the replica does not hold: a key's history, the past, what was refused.
 
 Each scans a table, so they are for a person's question and not for traffic: one at a time, with a connection of their own
-that is made anew every so often, as DuckDB keeps what it has learnt of every file.
+that is made anew every so often, as DuckDB keeps what it has learnt of every file. Only so many may wait for their turn, and
+none takes longer than ``api: max_time``, waiting included.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -31,15 +33,19 @@ from statehouse.transpile import to_duckdb
 
 SCANS = 500  # of one connection
 VERSIONS, EVENTS = 10_000, 1_000_000  # of the changelog that are read to tell what changed: some seconds
+WAITING = 8  # requests that wait for their turn
+AGAIN = 0.05  # seconds between interruptions: one that comes between two queries is lost
 WANTED = "_wanted"  # the key that is asked for
 
 
 class Lake:
-    """The tables of a configuration, read directly. Raises what DuckDB raises where a version is gone."""
+    """The tables of a configuration, read directly. Raises what DuckDB raises where a version is gone, and a problem (503)
+    where a read takes too long or too many wait."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self._lock = threading.Lock()
+        self._places = threading.BoundedSemaphore(1 + WAITING)
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._scans = 0
 
@@ -140,13 +146,49 @@ class Lake:
 
     @contextmanager
     def _scanning(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        with self._lock:
-            if self._connection is None or self._scans >= SCANS:
-                if self._connection is not None:
-                    self._connection.close()
-                self._connection, self._scans = duck.connect(root=self.config.root), 0
-            self._scans += 1
-            yield self._connection
+        """The connection, for one request at a time and not for longer than it may take."""
+        until = time.monotonic() + self.config.api.max_time / 1000
+        if not self._places.acquire(blocking=False):
+            detail = f"found {WAITING} requests that wait to read the lake, expected fewer"
+            raise Problem(503, "busy", detail)
+        try:
+            if not self._lock.acquire(timeout=max(0.0, until - time.monotonic())):
+                raise self._too_slow()
+            try:
+                yield from self._limited(until)
+            finally:
+                self._lock.release()
+        finally:
+            self._places.release()
+
+    def _limited(self, until: float) -> Iterator[duckdb.DuckDBPyConnection]:
+        if self._connection is None or self._scans >= SCANS:
+            self._close()
+            self._connection, self._scans = duck.connect(root=self.config.root), 0
+        self._scans += 1
+        done = threading.Event()
+        watch = threading.Thread(target=_interrupt, args=(self._connection, done, until), daemon=True)
+        watch.start()
+        try:
+            try:
+                yield self._connection
+            finally:
+                done.set()
+                watch.join()
+        except duckdb.Error as error:
+            if time.monotonic() < until:
+                raise
+            self._close()  # something may still be attached
+            raise self._too_slow() from error
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _too_slow(self) -> Problem:
+        detail = f"found no answer from the lake within {self.config.api.max_time} ms, expected one (api: max_time)"
+        return Problem(503, "too-slow", detail)
 
     def _read(
         self, snapshot: Snapshot, read: Callable[[duckdb.DuckDBPyConnection, str], pa.Table]
@@ -191,6 +233,15 @@ class Lake:
 
 
 CHANGELOG = "_changelog"
+
+
+def _interrupt(connection: duckdb.DuckDBPyConnection, done: threading.Event, until: float) -> None:
+    if not done.wait(max(0.0, until - time.monotonic())):
+        while not done.wait(AGAIN):
+            connection.interrupt()
+
+
+DETACH = "DETACH DATABASE IF EXISTS _changelog"
 
 
 def attach(db: duckdb.DuckDBPyConnection, config: Config, stream: Stream, version: int) -> str:

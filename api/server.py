@@ -21,14 +21,13 @@ from granian.constants import Interfaces
 from granian.log import LogLevels
 
 from api import create_app, duck, metrics, tokens
-from api.changes import STREAMS
-from api.producer import WAITING
 from statehouse import logs
 from statehouse.config import Config
 from statehouse.errors import ConfigError, StatehouseError
 
-# As many for reads as writes may wait for Kafka (api.producer.WAITING), and those that streams of changes hold: reads always find one.
-THREADS = 2 * WAITING + STREAMS
+# More than may wait for Kafka, for the first of repeats, for a write with `after` and for the lake, and hold streams of changes,
+# all together: a point read always finds one.
+THREADS = 128
 STOP_SECONDS = 3
 
 

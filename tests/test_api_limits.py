@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from flask import Flask
 from flask.testing import FlaskClient
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from api import create_app
+from api import WAITS, create_app, idempotency, lake, producer, server
 from api.rate import Rate
 from tests.test_api_bulk import post
+from tests.test_api_lake import eventually
 from tests.test_api_reads import problem
 from tests.test_api_tokens import BOTH, READER, bearing, with_tokens
 from tests.test_api_writes import made
@@ -135,6 +140,112 @@ def test_any_origin(serving) -> None:
     client = serving(cors=["*"]).test_client()
     assert preflight(client).headers["Access-Control-Allow-Origin"] == "*"
     assert client.get("/stores", headers=ORIGIN).headers["Access-Control-Allow-Origin"] == "*"
+
+
+def test_only_so_many_rows(serving) -> None:
+    client = serving(max_rows=3).test_client()
+    for path in ("/stores/status/keys", "/stores/status/keys/a/history", "/streams/sales/quarantine"):
+        assert "expected 1 to 3" in problem(client.get(f"{path}?limit=4"), 400, "bad-parameter")["detail"]
+    assert client.get("/stores/status/keys").status_code == client.get("/stores/status/keys?limit=3").status_code == 200
+    assert client.post("/stores/status/lookup", json={"keys": ["a"] * 3}).status_code == 200
+    refused = client.post("/stores/status/lookup", json={"keys": ["a"] * 4})
+    assert "at most 3 keys" in problem(refused, 400, "bad-body")["detail"]
+
+
+def test_a_wait_may_only_be_so_long(serving) -> None:
+    client = serving(max_time=200).test_client()
+    path = "/stores/status/keys/a?after=agent-reports:0:0"
+    for wrong in ("&timeout=0.3", "&timeout=-1", "&timeout=+0.1", "&timeout=0_1", "&timeout=nan"):
+        assert "0 to 0.2" in problem(client.get(path + wrong), 400, "bad-parameter")["detail"]
+    problem(client.get("/stores/status/keys/a?timeout=0.3"), 400, "bad-parameter")
+    begun = time.monotonic()
+    for right in ("", "&timeout=0.1", "&timeout=1e-2"):
+        problem(client.get(path + right), 504, "not-yet")
+    assert time.monotonic() - begun < 5
+
+
+QUARANTINE = "/streams/sales/quarantine"
+MOMENTS = dict.fromkeys(("timestamp", "log_time"), pa.timestamp("us", "UTC"))
+TEXTS = dict.fromkeys(("topic", "key", "payload", "reason"), pa.string())
+REFUSED = pa.schema({**TEXTS, **MOMENTS, "partition": pa.int32(), "offset": pa.int64(), "payload_bytes": pa.binary()})
+ENDLESS = "SELECT sum(a.range * b.range) FROM range(10_000_000) AS a, range(10_000_000) AS b"
+
+
+def test_the_lake_is_only_read_for_so_long(serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = serving(max_time=300)
+    lake, client = app.extensions["statehouse"].lake, app.test_client()
+
+    def endless(stream: str, before: object, limit: int) -> list:
+        with lake._scanning() as db:
+            try:
+                db.execute("ATTACH ':memory:' AS lake")
+                return db.execute(ENDLESS).fetchall()
+            finally:
+                db.execute(ENDLESS)  # a second query after the time is over is no way out
+
+    monkeypatch.setattr(lake, "quarantine", endless)
+    begun = time.monotonic()
+    refused = client.get("/streams/sales/quarantine")
+    assert 0.3 <= time.monotonic() - begun < 5
+    assert "300 ms" in problem(refused, 503, "too-slow")["detail"] and refused.headers["Retry-After"]
+    with lake._scanning() as db:
+        assert db.execute("SELECT 1").fetchall() == [(1,)], "another connection, without what was attached"
+        db.execute("ATTACH ':memory:' AS lake")
+
+
+def test_only_so_many_wait_for_the_lake(serving) -> None:
+    app = serving(max_time=60_000)
+    lake, client = app.extensions["statehouse"].lake, app.test_client()
+    asked: list = []
+    ask = [
+        threading.Thread(target=lambda: asked.append(app.test_client().get(QUARANTINE).status_code)) for _ in range(8)
+    ]
+    DeltaTable.create(f"{lake.config.root}/quarantine/sales", REFUSED)
+    with lake._scanning():  # somebody reads
+        for thread in ask:
+            thread.start()
+        eventually(lambda: lake._places._value == 0)
+        refused = client.get(QUARANTINE)
+        problem(refused, 503, "busy")
+        assert refused.headers["Retry-After"]
+        assert client.get("/stores/status/keys").status_code == 200
+    for thread in ask:
+        thread.join()
+    assert asked == [200] * 8
+    assert client.get(QUARANTINE).status_code == 200
+
+
+def test_to_wait_for_the_lake_counts_as_time(serving) -> None:
+    app = serving(max_time=100)
+    lake = app.extensions["statehouse"].lake
+    DeltaTable.create(f"{lake.config.root}/quarantine/sales", REFUSED)
+    with lake._lock:
+        problem(app.test_client().get(QUARANTINE), 503, "too-slow")
+
+
+def test_only_so_many_wait_for_a_write(serving) -> None:
+    app = serving()
+    waits, client, found = app.extensions["statehouse"].waits, app.test_client(), []
+    path = "/stores/status/keys/a?after=agent-reports:0:0&timeout="
+    wait = [
+        threading.Thread(target=lambda: found.append(app.test_client().get(f"{path}3").status_code))
+        for _ in range(WAITS)
+    ]
+    for thread in wait:
+        thread.start()
+    eventually(lambda: waits._value == 0)
+    refused = client.get(f"{path}3")
+    problem(refused, 503, "busy")
+    assert refused.headers["Retry-After"]
+    assert client.get("/stores/status/keys").status_code == 200
+    for thread in wait:
+        thread.join()
+    assert found == [504] * WAITS
+    problem(client.get(f"{path}0"), 504, "not-yet")
+
+
+def test_there_is_always_a_thread_for_a_point_read() -> None:
+    assert producer.WAITING + idempotency.WAITING + lake.WAITING + 1 + WAITS < server.THREADS
 
 
 @contextmanager
