@@ -60,10 +60,10 @@ LAST = Parameter("Last-Event-ID", "an event's id: go on after it", PLACE)
     headers=[LAST],
     answers={200: Answer("the events, without an end", {"text/event-stream": {}})},
     problems={
-        409: "what changes in this store is not known: it follows the versions of its table",
+        409: "what changes in this store is not known: it follows the versions of its table, or was never merged",
         404: "there is no such position",
         410: "the changelog no longer has what came after that: read the whole store again",
-        503: "too many streams, or nothing to follow yet",
+        503: "too many streams, or the store is being read anew",
     },
 )
 def follow(store: str) -> Response:
@@ -76,7 +76,7 @@ def follow(store: str) -> Response:
     the_store(replica.config, store)
     place, seconds = _place(request.args.get("position")), _seconds(request.args.get("timeout"))
     if replica.snapshot(store).rule is None:
-        raise Problem(503, "not-ready", f"nothing of {store} has been merged yet: there is nothing to follow")
+        raise Problem(409, "not-followed", f"nothing of {store} has been merged yet: there is nothing to follow")
     if not replica.follows(store):
         detail = (
             f"{store} follows the versions of its table, which do not say which keys changed: read it again instead"

@@ -370,7 +370,7 @@ def test_what_is_wrong(app: Flask, config: Config, sales: Sales) -> None:
     problem(client.get("/stores/last/changes?timeout=-1"), 400, "bad-parameter")
     problem(client.get("/stores/last/changes?since=2"), 400, "bad-parameter")
     problem(client.get("/stores/nope/changes"), 404, "unknown-store")
-    problem(client.get("/stores/rewards/changes"), 503, "not-ready")
+    problem(client.get("/stores/rewards/changes"), 409, "not-followed")
     State(config, "status").write(3, {"key": "a", "value": "ok"})  # its stream has no changelog
     eventually(lambda: client.get("/stores/status").get_json()["version"])
     problem(client.get("/stores/status/changes"), 409, "not-followed")
