@@ -106,6 +106,15 @@ def test_a_lookup(client: FlaskClient) -> None:  # noqa: F811
     problem(client.post("/stores/last/lookup", json={"keys": "a"}), 400, "bad-body")
     problem(client.post("/stores/last/lookup", json={"keys": ["a"] * 10_001}), 400, "bad-body")
     problem(client.post("/stores/by_till/lookup", json={"keys": ["x"]}), 400, "bad-key")
+    for part in (None, {}, [["a"]], [None]):
+        problem(client.post("/stores/last/lookup", json={"keys": [part]}), 400, "bad-key")
+    for body in ('{"keys":[7.0]}', '{"keys":[7e0]}', '{"keys":["7"]}'):
+        found = client.post("/stores/by_till/lookup", data=body, content_type="application/json")
+        assert found.status_code == 200
+    endless = client.post(
+        "/stores/last/lookup", data='{"keys":[1e9999999999999999999]}', content_type="application/json"
+    )
+    problem(endless, 400, "bad-body")
 
 
 def test_windows_in_a_range(client: FlaskClient) -> None:  # noqa: F811

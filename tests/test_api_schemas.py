@@ -1,0 +1,144 @@
+"""The schemas say what the API does: what they allow is taken, and what they do not allow is not."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import re
+from decimal import Decimal
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from api import exact, keys, schemas
+from api.typed import canonical, conforming, whole
+
+KEYS = ["TINYINT", "INT", "BIGINT", "DECIMAL(5,2)", "DECIMAL(2,2)", "DECIMAL(38,0)", "BOOLEAN", "DATE", "TIMESTAMP"]
+SMALL = st.text("0123456789-+.:TZ _eEtrufals", max_size=12)
+
+
+def taken(text: str, kind: str) -> bool:
+    try:
+        canonical(text, kind)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_the_pattern_of_a_key_is_what_is_taken(kind: str) -> None:
+    pattern = re.compile(schemas.whole(schemas.key_pattern(kind) or ""), re.ASCII)
+
+    @given(st.from_regex(pattern).map(lambda text: text.removesuffix("\n")))
+    def allowed(text: str) -> None:
+        assert taken(text, kind)
+
+    @given(
+        st.one_of(
+            SMALL, st.integers(-300, 300).map(str), st.dates().map(str), st.decimals(-2000, 2000, places=3).map(str)
+        )
+    )
+    @example("0" * 40 + "1")
+    @example("-128")
+    @example("-129")
+    @example("128")
+    @example("2023-02-29")
+    @example("0000-01-01")
+    @example("1900-02-29")
+    @example("2000-02-29T24:00")
+    def others(text: str) -> None:
+        assert taken(text, kind) == bool(pattern.fullmatch(text))
+
+    allowed()
+    others()
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8")), min_size=1, max_size=3), st.text("~._-aé20/", max_size=9))
+@example(["", ""], "~~")
+@example(["\U0010ffff", "~"], ".~d800~")
+def test_a_cursor_is_what_its_pattern_says(parts: list[str], other: str) -> None:
+    pattern = re.compile(schemas.whole(schemas.cursor_pattern(["STRING"] * len(parts))))
+    made = keys.cursor(parts)
+    assert keys.of_cursor(made, len(parts)) == parts and pattern.fullmatch(made)
+    assert re.fullmatch("[A-Za-z0-9._~-]*", made), "nothing to percent-encode"
+    try:
+        keys.of_cursor(other, len(parts))
+    except keys.Problem:
+        assert not pattern.fullmatch(other) or not other
+    else:
+        assert pattern.fullmatch(other)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (
+            "INT",
+            st.one_of(
+                st.integers(), st.floats(-9, 9).map(lambda f: Decimal(repr(f))), st.sampled_from([2**31, -(2**31)])
+            ),
+        ),
+        ("DECIMAL(5,2)", st.one_of(st.integers(-2000, 2000), st.decimals(-2000, 2000, places=3))),
+        ("DECIMAL(38,2)", st.integers(-(10**40), 10**40)),
+        (
+            "DOUBLE",
+            st.one_of(st.integers(-(10**310), 10**310), st.decimals(allow_nan=False, allow_infinity=False, places=3)),
+        ),
+        ("BOOLEAN", st.booleans()),
+        ("DATE", st.one_of(st.dates().map(str), SMALL)),
+        (
+            "TIMESTAMP",
+            st.one_of(st.datetimes(dt.datetime(2, 1, 1), dt.datetime(9998, 1, 1)).map(dt.datetime.isoformat), SMALL),
+        ),
+        ("BINARY", st.text("Aa0+/=", max_size=9)),
+        ("STRING", st.text()),
+        ("ARRAY<INT>", st.lists(st.integers())),
+        ("MAP<STRING, INT>", st.dictionaries(st.text(), st.integers())),
+    ],
+)
+def test_the_schema_of_a_value_is_what_is_taken(kind: str, values: st.SearchStrategy) -> None:
+    schema = {**schemas.value(kind), "components": {"schemas": schemas.COMPONENTS}}
+    # As a Decimal: a double has not all of the digits that the API looks at.
+    exactly = {n: Decimal(repr(v)) if isinstance(v, float) else v for n, v in schema.items()}
+    validator = Draft202012Validator(exactly)
+
+    @given(
+        st.one_of(values, st.none(), st.text(max_size=3), st.integers(), st.booleans(), st.lists(st.none(), max_size=1))
+    )
+    def agree(value: object) -> None:
+        if value is None:
+            return  # what null means is the reducer's, see api.writes
+        try:
+            conforming(value, kind)
+        except ValueError:
+            right = False
+        else:
+            right = True
+        with decimal.localcontext(decimal.Context(prec=100)):
+            assert validator.is_valid(whole(value)) == right  # the validator does not know a Decimal as an integer
+
+    agree()
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (
+            "MAP<STRING, STRUCT<value: INT, event_time: TIMESTAMP>>",
+            {"a": {"value": None, "event_time": dt.datetime(1, 1, 1)}},
+        ),
+        ("ARRAY<DECIMAL(5,2)>", [Decimal("1.50"), None]),
+        ("DATE", dt.date(1, 1, 1)),
+        ("BINARY", b"\0"),
+        ("DOUBLE", float("nan")),
+        ("BOOLEAN", True),
+        ("BIGINT", 2**63 - 1),
+    ],
+)
+def test_answers_are_as_their_schemas_say(kind: str, value: object) -> None:
+    shown = exact.loads(exact.dumps(value))
+    assert Draft202012Validator(schemas.shown(kind)).is_valid(shown)
+    assert Draft202012Validator(schemas.shown(kind)).is_valid(None)
+    assert not Draft202012Validator(schemas.shown(kind)).is_valid({"a": 1} if isinstance(shown, list) else [1])
