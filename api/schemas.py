@@ -12,7 +12,7 @@ from typing import Any
 from sqlglot import exp
 
 from api.keys import ESCAPED
-from api.typed import BITS
+from api.typed import BASE64, BITS
 
 Schema = dict[str, Any]
 
@@ -178,8 +178,7 @@ def value(kind: str) -> Schema:
     if plain.startswith("TIMESTAMP"):
         return TIME
     if plain == "BINARY":
-        base64 = "(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?"
-        return matching(base64, contentEncoding="base64")
+        return matching(BASE64, contentEncoding="base64")
     return TEXT
 
 
