@@ -42,6 +42,7 @@ def connect(version: str = duckdb.__version__, root: str | None = None) -> duckd
             f"DuckDB {version} has no delta extension ({reason}): pip install 'duckdb-extension-delta=={version}'"
         ) from None
     connection.execute("SET parquet_metadata_cache = true")  # a lake's files do not change
+    connection.execute("SET arrow_large_buffer_size = true")  # a column of strings may have more than 2 GiB
     if root is not None and "://" not in root:  # elsewhere DuckDB loads what reads the store when it first has to
         connection.execute(f"SET allowed_directories = [{literal(root)}]")
         connection.execute("SET enable_external_access = false")

@@ -312,7 +312,12 @@ def load(
         pin(cursor, path, version, "lake")
         types = duck.types(cursor, "lake")
         order = ", ".join(map(quoted, rule.keys))
-        found = cursor.execute(f"SELECT {casts(types)} FROM lake {where} ORDER BY {order}").to_arrow_table()
+        # Moments are made plain UTC below: DuckDB asks its calendar for each of them, half of the time that this takes.
+        columns = casts(types, but="TIMESTAMP")
+        # And what it gives in more than one chunk has to be copied together; but it allocates a whole chunk at once.
+        (rows,) = cursor.execute(f"SELECT count(*) FROM lake {where}").fetchone()
+        query = f"SELECT {columns} FROM lake {where} ORDER BY {order}"
+        found = cursor.execute(query).to_arrow_table(max(1, rows))
     finally:
         unpin(cursor, "lake")
     made = of_table(found, rule, types)
@@ -326,16 +331,17 @@ def epoch_of(delta: DeltaTable) -> str:
     return f"{delta.metadata().id:.8}.{generation(delta)}"
 
 
-def casts(types: dict[str, str]) -> str:
-    """A select list of columns, each cast to its type; moments become plain UTC."""
-    return ", ".join(f"CAST({quoted(n)} AS {t}) AS {quoted(n)}" for n, t in types.items())
+def casts(types: dict[str, str], but: str = "") -> str:
+    """A select list of columns, each cast to its type (``but`` those of one type); moments become plain UTC."""
+    return ", ".join(quoted(n) if t == but else f"CAST({quoted(n)} AS {t}) AS {quoted(n)}" for n, t in types.items())
 
 
 def of_table(found: pa.Table, rule: Rule, types: dict[str, str]) -> Snapshot:
-    """Rows in the order of their keys as a snapshot."""
+    """Rows in the order of their keys as a snapshot; a column's moments, if not plain UTC, are made so."""
     arrays = {name: _one(found[name]) for name in types}
     return Snapshot(rule, keys=found.num_rows, columns=arrays, types=types, size=found.num_rows)
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:
-    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+    array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+    return array.view(pa.timestamp(array.type.unit)) if pa.types.is_timestamp(array.type) else array

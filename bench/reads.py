@@ -1,7 +1,8 @@
 """Point reads over HTTP, and how soon a replica is ready: `python -m bench.reads [KEYS]`; needs `wrk`.
 
 A state table of that many keys is written, `statehouse serve` started on it, and wrk asks for random keys over eight
-connections, on the same machine: beside a handler that does nothing (`/healthz`) in the same run, to compare with.
+connections, on the same machine: beside a handler that does nothing (`/healthz`) in the same run, to compare with. With
+`replica: disk` the first process reads the table and leaves its file, the second maps it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
@@ -65,6 +68,17 @@ def wrk(url: str, script: Path | None = None, seconds: int = 10) -> str:
 PATTERNS = {"rate": r"Requests/sec:\s+([\d.]+)", "p50": r"\n\s+50%\s+(\S+)", "p99": r"\n\s+99%\s+(\S+)"}
 
 
+def ready(url: str, key: str, began: float) -> float:
+    """Seconds until it says that it is ready, and a read is answered."""
+    for path in ("/readyz", f"/stores/total/keys/{key}"):
+        while True:
+            with suppress(OSError):
+                urllib.request.urlopen(url + path, timeout=5).close()
+                break
+            time.sleep(0.02)
+    return time.monotonic() - began
+
+
 def main(keys: int = 1_000_000) -> None:
     """Print a line for each figure."""
     with tempfile.TemporaryDirectory() as name:
@@ -72,36 +86,26 @@ def main(keys: int = 1_000_000) -> None:
         (folder / "statehouse.yaml").write_text(CONFIG)
         (folder / "keys.lua").write_text(LUA % (keys - 1))
         write(folder, keys)
-        print(f"{keys} keys, load average {os.getloadavg()[0]:.1f}")
-        for workers in (1, 2):
+        print(f"{keys} keys")
+        for replica, workers in (("memory", 1), ("memory", 2), ("disk", 1), ("disk", 1), ("disk", 2)):
             began = time.monotonic()
             process = subprocess.Popen(
                 [sys.executable, "-m", "statehouse.cli", "serve", "--port", "0", "--workers", str(workers)],
                 cwd=folder,
                 stdout=subprocess.PIPE,
                 text=True,
+                env={**os.environ, "STATEHOUSE_API__REPLICA": replica, "STATEHOUSE_API__CACHE": f"{name}/cache"},
             )
             try:
                 assert process.stdout
                 url = process.stdout.readline().split()[-1]
-                print(f"{workers} workers: ready after {time.monotonic() - began:.1f} s")
-                resident = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-                sizes = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 2**20 for pid in resident]
-                print(f"  resident: {', '.join(f'{size:.0f} MiB' for size in sizes)}")
+                took = ready(url, f"key-{keys - 1}", began)
+                print(f"{replica}, {workers} workers: ready after {took:.1f} s (load {os.getloadavg()[0]:.1f})")
                 print(f"  nothing      {wrk(f'{url}/healthz')}")
                 print(f"  point reads  {wrk(url, folder / 'keys.lua')}")
-                began = time.monotonic()
-                words = [
-                    "curl",
-                    "-s",
-                    "-H",
-                    "Accept: application/x-ndjson",
-                    f"{url}/stores/total/keys",
-                    "-o",
-                    "/dev/null",
-                ]
-                subprocess.run(words, check=True)
-                print(f"  all as NDJSON {keys / (time.monotonic() - began):,.0f} rows/s")
+                pids = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+                sizes = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 2**20 for pid in pids]
+                print(f"  resident     {', '.join(f'{size:.0f} MiB' for size in sizes)}", flush=True)
             finally:
                 process.terminate()
                 process.wait()
