@@ -54,7 +54,7 @@ class Ingest:
 
     def _restore(self) -> None:
         """Read the position from the changelog, and how far the quarantine is ahead of it."""
-        kept = metadata(self.changelog, "offsets")
+        self.kept = kept = metadata(self.changelog, "offsets")
         if kept is None:  # the log is cleaned of old commits after a month: then the rows themselves tell
             kept = {"offsets": next_offsets(self.spark, self.changelog, f"> {LOADED}")}
         if kept.get("topic", self.stream.topic) != self.stream.topic:
@@ -113,21 +113,26 @@ class Ingest:
     def _append_accepted(self, parsed: DataFrame, counts: list[Any], bad: int) -> None:
         offsets = {**self.offsets, **{row[0]: row[3] + 1 for row in counts}}
         kept = {"topic": self.stream.topic, "offsets": {str(p): o for p, o in sorted(offsets.items())}}
-        rows = accepted(parsed, self.stream)
-        # The txn makes a commit of a batch with nothing but refused events, and a conflict of a second writer.
-        commit = self.commit + 1
-        done = {"txnAppId": COMMITS, "txnVersion": str(commit), "userMetadata": json.dumps(kept)}
+        rows, good = accepted(parsed, self.stream), sum(row[1] for row in counts) - bad
+        done = {"userMetadata": json.dumps(kept)}
+        # A txn makes a commit of a batch with nothing but refused events, and a conflict of a second writer where no lock
+        # keeps that one out. It costs as much as all the rest of a small batch: Delta lists the whole table for it.
+        if not good or "://" in self.changelog:
+            self.commit += 1
+            done |= {"txnAppId": COMMITS, "txnVersion": str(self.commit)}
+        self._check_alone(self.kept)
         rows.write.format("delta").mode("append").options(**done).save(self.changelog)
-        if (
-            metadata(self.changelog, "offsets") != kept
-        ):  # a commit number that is there already is passed over in silence
-            raise LakeBusy(f"{self.changelog} was written by another process meanwhile; one writer a table")
-        self.commit, self.offsets = commit, offsets
-        good = sum(row[1] for row in counts) - bad
+        self._check_alone(kept)  # a commit number that is there already is passed over in silence
+        self.kept, self.offsets = kept, offsets
         self.events += good
         self.refused += bad
         metrics.EVENTS.labels(self.stream.name).inc(good)
         metrics.QUARANTINED.labels(self.stream.name).inc(bad)
+
+    def _check_alone(self, kept: dict[str, Any] | None) -> None:
+        """The changelog's position is the one that we know of."""
+        if metadata(self.changelog, "offsets") != kept:
+            raise LakeBusy(f"{self.changelog} was written by another process meanwhile; one writer a table")
 
     def start(self, once: bool = False) -> Any:
         """Start the streaming query from the position; ``once``: what is there now, then it ends."""
