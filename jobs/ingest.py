@@ -92,6 +92,7 @@ class Ingest:
             if self.stopping.is_set():
                 return
             records.sparkSession.conf.set("spark.sql.shuffle.partitions", "2")
+            records.sparkSession.conf.set("spark.sql.adaptive.enabled", "false")  # nothing to adapt to, a job more
             known = before(self.offsets)
             parsed = parse(records.where(f"NOT ({known})") if known else records, self.stream, self.rules).persist()
             try:
