@@ -35,7 +35,7 @@ def pin(db: duckdb.DuckDBPyConnection, path: str, version: int, name: str) -> st
     meanwhile, it is that version. Raises deltalake's or DuckDB's error where it is gone."""
     view = quoted(name)
     delta = DeltaTable(path, version=version)
-    files = delta.get_add_actions()["path"].to_pylist()
+    files = list(delta.get_add_actions().column("path").to_pylist())
     if not _plain(delta, path, files):
         how = f"TYPE delta, READ_ONLY, PIN_SNAPSHOT, VERSION {int(version)}"
         db.execute(f"ATTACH {literal(path)} AS {quoted(f'{name}@')} ({how})")

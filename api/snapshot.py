@@ -315,7 +315,7 @@ def load(
         # Moments are made plain UTC below: DuckDB asks its calendar for each of them, half of the time that this takes.
         columns = casts(types, but="TIMESTAMP")
         # And what it gives in more than one chunk has to be copied together; but it allocates a whole chunk at once.
-        (rows,) = cursor.execute(f"SELECT count(*) FROM lake {where}").fetchone()
+        ((rows,),) = cursor.execute(f"SELECT count(*) FROM lake {where}").fetchall()
         query = f"SELECT {columns} FROM lake {where} ORDER BY {order}"
         found = cursor.execute(query).to_arrow_table(max(1, rows))
     finally:
