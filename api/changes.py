@@ -229,11 +229,12 @@ def _seconds(text: str | None) -> float:
 def _place(parameter: str | None) -> Place | None:
     """Where to go on from, as the header or the parameter says."""
     header = request.headers.get("Last-Event-ID")
-    text = parameter if header is None else header
+    kind, name, text = "bad-header", "Last-Event-ID", header
+    if header is None:
+        kind, name, text = "bad-parameter", "position", parameter
     if text is None:
         return None
     found = re.fullmatch(r"(\d{1,18})(?:-([!-~]{1,100}))?", text, re.ASCII)
     if not found:
-        kind, name = ("bad-header", "Last-Event-ID") if header is not None else ("bad-parameter", "position")
         raise refused(kind, repr(text[:100]), "a position, or an event's id", at=name)
     return Place(int(found[1]), found[2])

@@ -32,6 +32,7 @@ from statehouse.fold import Rule
 from statehouse.reducers import ORDER
 from statehouse.tables import folded, generation, stored_rule, table
 
+SOME = 100_000  # rows of a chunk, where few are expected
 STRIDE = 64  # a key in so many is kept as Python's values
 SHORTEST, LONGEST = 16, 4096  # rows that a scan turns into Python's values at once
 MICROSECOND = 10**20  # what a microsecond is in the packed order key, see statehouse.reducers.ORDER
@@ -314,10 +315,11 @@ def load(
         order = ", ".join(map(quoted, rule.keys))
         # Moments are made plain UTC below: DuckDB asks its calendar for each of them, half of the time that this takes.
         columns = casts(types, but="TIMESTAMP")
-        # And what it gives in more than one chunk has to be copied together; but it allocates a whole chunk at once.
-        ((rows,),) = cursor.execute(f"SELECT count(*) FROM lake {where}").fetchall()
-        query = f"SELECT {columns} FROM lake {where} ORDER BY {order}"
-        found = cursor.execute(query).to_arrow_table(max(1, rows))
+        chunk = SOME
+        if not wanted:  # all as one chunk, or they would have to be copied together; but it is allocated at once
+            ((rows,),) = cursor.execute("SELECT count(*) FROM lake").fetchall()
+            chunk = max(1, rows)
+        found = cursor.execute(f"SELECT {columns} FROM lake {where} ORDER BY {order}").to_arrow_table(chunk)
     finally:
         unpin(cursor, "lake")
     made = of_table(found, rule, types)

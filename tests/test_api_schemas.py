@@ -5,16 +5,26 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import re
+from collections.abc import Iterator
 from decimal import Decimal
+from typing import Any
 
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import example, given
 from hypothesis import strategies as st
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator, ValidationError, validators
 
 from api import exact, keys, schemas
 from api.typed import canonical, conforming, whole
 
+
+def _matches(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[ValidationError]:
+    """JSON Schema's ``$`` is the end; Python's search takes it for the place before a last line feed, too. All of ours are whole."""
+    if isinstance(value, str) and not re.fullmatch(pattern, value):
+        yield ValidationError(f"{value!r} does not match {pattern!r}")
+
+
+Exact = validators.extend(Draft202012Validator, {"pattern": _matches})
 KEYS = ["TINYINT", "INT", "BIGINT", "DECIMAL(5,2)", "DECIMAL(2,2)", "DECIMAL(38,0)", "BOOLEAN", "DATE", "TIMESTAMP"]
 SMALL = st.text("0123456789-+.:TZ _eEtrufals", max_size=12)
 
@@ -102,7 +112,7 @@ def test_the_schema_of_a_value_is_what_is_taken(kind: str, values: st.SearchStra
     schema = {**schemas.value(kind), "components": {"schemas": schemas.COMPONENTS}}
     # As a Decimal: a double has not all of the digits that the API looks at.
     exactly = {n: Decimal(repr(v)) if isinstance(v, float) else v for n, v in schema.items()}
-    validator = Draft202012Validator(exactly)
+    validator = Exact(exactly)
 
     @given(
         st.one_of(values, st.none(), st.text(max_size=3), st.integers(), st.booleans(), st.lists(st.none(), max_size=1))
@@ -110,7 +120,6 @@ def test_the_schema_of_a_value_is_what_is_taken(kind: str, values: st.SearchStra
     def agree(value: object) -> None:
         if value is None:
             return  # what null means is the reducer's, see api.writes
-        assume(not str(value).endswith("\n"))  # Python's $ matches before it, JSON Schema's does not
         try:
             conforming(value, kind)
         except ValueError:
