@@ -15,15 +15,15 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flask import Blueprint, Response, current_app, request
 
 from api.declared import Answer, Parameter, declared
 from api.exact import dumps
 from api.lake import Lake
+from api.overlay import Key
 from api.problems import RETRY_AFTER, Problem, refused
-from api.recent import Key
 from api.replica import Replica
 from api.schemas import Schema
 from api.snapshot import Snapshot
@@ -196,22 +196,26 @@ class Changes:
         if not keys:
             yield f"{last}\n".encode()  # no event, but where to go on from
         for place in range(0, len(keys), PIECE):
-            shown = [one for key in keys[place : place + PIECE] for one in _shown(snapshot, key)]
-            texts = [f"event: {event}\ndata: {dumps(data)}\n" for event, data in shown]
+            texts = [f"event: {event}\ndata: {data}\n" for event, data in _shown(snapshot, keys[place : place + PIECE])]
             if place + PIECE >= len(keys):
                 texts[-1] = last + texts[-1]
             yield ("\n".join(texts) + "\n").encode()
 
 
-def _shown(snapshot: Snapshot, key: Key) -> list[tuple[str, dict[str, Any]]]:
-    """The events that tell the state of a key now."""
+def _shown(snapshot: Snapshot, keys: list[Key]) -> Iterator[tuple[str, str]]:
+    """The events that tell the states of keys now, with their data."""
     assert snapshot.rule is not None
-    named = dict(zip(snapshot.rule.keys, key, strict=True))
-    if snapshot.rule.store.windows and key[-1] is None:  # every window: what is not told again is gone
-        named.pop("window_start")
-        return [("purge", named), *(("state", row) for row in snapshot.windows(key[:-1]))]
-    row = snapshot.now(key)
-    return [("purge", named)] if row is None else [("state", row)]
+    whole = [key for key in keys if key[-1] is not None]
+    found = dict(zip(whole, snapshot.lines(whole), strict=True))
+    for key in keys:
+        named = dict(zip(snapshot.rule.keys, key, strict=True))
+        if key[-1] is None:  # every window of a key: what is not told again is gone
+            named.pop("window_start")
+            yield "purge", dumps(named)
+            yield from (("state", dumps(row)) for row in snapshot.windows(key[:-1]))
+        else:
+            line = found[key]
+            yield ("purge", dumps(named)) if line is None else ("state", line)
 
 
 def _seconds(text: str | None) -> float:

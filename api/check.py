@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterator
 
 import duckdb
+import pyarrow as pa
 import sqlglot
 
 from api.duck import quoted
@@ -42,7 +43,7 @@ def _fold(connection: duckdb.DuckDBPyConnection, rule: Rule | None) -> list[tupl
     if rule is None:
         return []
     try:
-        Fold(connection, rule, "probe").apply("events", lambda: "events", 0)
+        Fold(connection, rule, "probe").apply(pa.table({}), "events", lambda: "events", 0)
     except (sqlglot.errors.SqlglotError, duckdb.Error) as error:
         return [(("stores", rule.store.name, "reduce"), _reason(error))]
     return []

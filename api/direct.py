@@ -15,7 +15,10 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from api import duck
+from api.columns import Columns
 from api.duck import quoted
+from api.exact import dumps
+from api.overlay import Key
 from api.pool import Pool
 from api.snapshot import Inside, Row, Snapshot, casts, epoch_of
 from api.where import Where
@@ -33,10 +36,13 @@ class Direct(Snapshot):
 
     def get(self, parts: Sequence[str]) -> Row | None:
         """As :meth:`Snapshot.get`."""
-        return self.lookup([parts])[0]
+        return self._find_all([parts])[0]
 
-    def lookup(self, keys: Sequence[Sequence[str]]) -> list[Row | None]:
+    def lookup(self, keys: Sequence[Sequence[str]]) -> list[str | None]:
         """As :meth:`Snapshot.lookup`, in one query."""
+        return [dumps(found) if found else None for found in self._find_all(keys)]
+
+    def _find_all(self, keys: Sequence[Sequence[str]]) -> list[Row | None]:
         if self.rule is None or not keys:
             return [None] * len(keys)
         names = list(self.rule.key_columns)
@@ -44,9 +50,9 @@ class Direct(Snapshot):
         marks = ", ".join(f"({', '.join('?' * len(names))})" for _ in wanted)
         of = ", ".join(map(quoted, names))
         condition = f"({of}) IN ({marks})" if len(wanted) > 1 else f"({of}) = {marks}"
-        found: dict[tuple[Any, ...], list[Row]] = {}
-        for row in self._select([condition], [value for key in wanted for value in key]):
-            found.setdefault(tuple(row[n] for n in names), []).append(row)
+        found: dict[Key, list[Row]] = {}
+        for row in self.rows(self._select([condition], [value for key in wanted for value in key])):
+            found.setdefault(tuple(row[n] for n in names), []).append(self.shown_row(row))
         if self.rule.store.windows:
             return [self.windowed(found.get(key, [])) for key in wanted]
         return [found[key][0] if key in found else None for key in wanted]
@@ -55,12 +61,12 @@ class Direct(Snapshot):
         self,
         after: Sequence[str] | None,
         limit: int,
-        bounds: tuple[tuple[Any, ...], Inside] = ((), lambda key: True),
+        bounds: tuple[Key, Inside | None] = ((), None),
         where: Where | None = None,
-    ) -> tuple[list[Row], int | None]:
+    ) -> tuple[Columns, int | None]:
         """As :meth:`Snapshot.page`."""
         if self.rule is None:
-            return [], self.position
+            return {}, self.position
         least, inside = bounds
         conditions: list[str] = []
         bound: list[Any] = []
@@ -73,17 +79,21 @@ class Direct(Snapshot):
         if where:
             conditions.append(where.sql)
             bound += where.bound
-        rows = self._select(conditions, bound, limit)
-        names = self.rule.keys
-        return list(itertools.takewhile(lambda row: inside(tuple(row[n] for n in names)), rows)), self.position
+        rows = self.public(self._select(conditions, bound, limit))
+        if inside is not None:
+            names = list(self.rule.keys)
+            found = zip(*(rows[name].to_pylist() for name in names), strict=True)
+            ends = sum(1 for _ in itertools.takewhile(inside, found))
+            rows = {name: column[:ends] for name, column in rows.items()}
+        return rows, self.position
 
-    def _select(self, conditions: Sequence[str], bound: Sequence[Any], limit: int | None = None) -> list[Row]:
+    def _select(self, conditions: Sequence[str], bound: Sequence[Any], limit: int | None = None) -> Columns:
         assert self.rule is not None and self.pool is not None and self.version is not None
         text = f"WHERE {' AND '.join(conditions)}" if conditions else ""
         order = f"ORDER BY {', '.join(map(quoted, self.rule.keys))}" + (f" LIMIT {int(limit)}" if limit else "")
         with self.pool.table(self.path, self.version) as (db, name):
             found = db.execute(f"SELECT {casts(self.types)} FROM {name} {text} {order}", bound).to_arrow_table()
-        return [self.public(row) for row in self.rows({n: found[n] for n in self.types})]
+        return {name: found[name].combine_chunks() for name in self.types}
 
 
 def of_table(pool: Pool, config: Config, store: Store, version: int) -> Direct:

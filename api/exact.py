@@ -10,7 +10,7 @@ import base64
 import datetime as dt
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from json.encoder import encode_basestring as quote  # json.dumps would make an encoder for each text
 from typing import Any
@@ -45,6 +45,11 @@ def loads(text: str) -> Any:
 def answer(document: Any, status: int = 200) -> Response:
     """A document as Flask's response."""
     return Response(dumps(document) + "\n", status, content_type="application/json")
+
+
+def listed(rows: Sequence[str], besides: dict[str, Any]) -> Response:
+    """A document whose ``rows`` are JSON text already."""
+    return Response(f'{{"rows":[{",".join(rows)}],{dumps(besides)[1:]}\n', content_type="application/json")
 
 
 def time(moment: dt.datetime) -> str:

@@ -6,9 +6,10 @@ same second look at keys that a late reset tore.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import duckdb
+import pyarrow as pa
 
 from api.duck import quoted
 from statehouse.fold import Rule
@@ -28,17 +29,22 @@ class Fold:
         self.db, self.rule = db, rule
         self.state, self.tombstones = f"{name}_state", f"{name}_tombstones"
         self._rows = f"{name}_rows"
-        for table, columns in ((self.state, rule.state_columns), (self.tombstones, rule.tombstone_columns)):
-            made = ", ".join(f"{quoted(c)} {duckdb_type(t)}" for c, t in columns.items())
-            db.execute(f"CREATE OR REPLACE TABLE {quoted(table)} ({made})")
+        self._create(self.state, rule.state_columns)
+        self._create(self.tombstones, rule.tombstone_columns)
 
-    def apply(self, events: str, changelog: Callable[[], str], position: int) -> None:
-        """Fold new changelog rows, the relation ``events``, into the state.
+    def apply(self, rows: pa.Table, events: str, changelog: Callable[[], str], position: int) -> str:
+        """Fold new changelog rows, the relation ``events``, into the state ``rows`` of the keys that they touch: the name of
+        a table of rows as ``combine`` gives them, of each that may have changed.
 
         ``changelog`` gives a relation of all rows up to and with these; it is asked for only where a late reset tore a key.
         ``position`` orders tombstones.
         """
         db, rule = self.db, self.rule
+        self._create(self.state, rule.state_columns)
+        if rows.num_rows:
+            db.register("_before", rows)
+            db.execute(f"INSERT INTO {quoted(self.state)} BY NAME SELECT * FROM _before")
+            db.unregister("_before")
         db.execute("BEGIN")
         try:
             self._fold(events)
@@ -55,15 +61,11 @@ class Fold:
             remembered = to_duckdb(f"SELECT {rule.remembered()} FROM {self._rows} WHERE NOT _present")
             extra = f"{int(position)} AS position, now() AS log_time"
             db.execute(f"INSERT INTO {quoted(self.tombstones)} BY NAME SELECT *, {extra} FROM ({remembered})")
-            db.execute(
-                f"DELETE FROM {quoted(self.state)} WHERE ({self._keys()}) IN (SELECT {self._keys()} FROM {quoted(self._rows)})"
-            )
-            columns = ", ".join(map(quoted, rule.state_columns))
-            db.execute(f"INSERT INTO {quoted(self.state)} SELECT {columns} FROM {quoted(self._rows)} WHERE _present")
             db.execute("COMMIT")
         except BaseException:
             db.execute("ROLLBACK")
             raise
+        return self._rows
 
     def alone(self, events: str) -> str:
         """Fold a store's events, a relation in Spark's words that ``project`` made, with nothing else: the name of a table
@@ -71,6 +73,10 @@ class Fold:
         self._make("_folded", self.rule.fold(events))
         self._make(self._rows, self.rule.combine(self._spread(None), self.state, None, again=True))
         return self._rows
+
+    def _create(self, table: str, columns: Mapping[str, str]) -> None:
+        made = ", ".join(f"{quoted(c)} {duckdb_type(t)}" for c, t in columns.items())
+        self.db.execute(f"CREATE OR REPLACE TABLE {quoted(table)} ({made})")
 
     def _keys(self) -> str:
         return ", ".join(map(quoted, self.rule.keys))

@@ -5,13 +5,11 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator
-from typing import Any
 
 import pyarrow as pa
 from flask import Request, Response
 
-from api.exact import dumps
-from api.snapshot import Row
+from api.columns import TEXTS, Columns, lines, texts
 
 JSON, NDJSON, CSV, ARROW = "application/json", "application/x-ndjson", "text/csv", "application/vnd.apache.arrow.stream"
 
@@ -24,55 +22,44 @@ def wanted(request: Request) -> str | None:
     return None if best == JSON else best
 
 
-def streamed(pages: Iterator[list[Row]], kind: str, schema: pa.Schema) -> Response:
+def streamed(pages: Iterator[Columns], kind: str, schema: pa.Schema) -> Response:
     """Rows as they come; ``schema`` is of the store's columns."""
     make = {NDJSON: _ndjson, CSV: _csv, ARROW: _arrow}[kind]
     return Response(make(pages, schema), content_type=f"{kind}; charset=utf-8" if kind == CSV else kind)
 
 
-def _ndjson(pages: Iterator[list[Row]], _schema: pa.Schema) -> Iterator[bytes]:
+def _ndjson(pages: Iterator[Columns], _schema: pa.Schema) -> Iterator[bytes]:
     for rows in pages:
-        yield "".join(dumps(row) + "\n" for row in rows).encode()
+        yield ("\n".join(lines(rows)) + "\n").encode()
 
 
-def _csv(pages: Iterator[list[Row]], schema: pa.Schema) -> Iterator[bytes]:
+def _csv(pages: Iterator[Columns], schema: pa.Schema) -> Iterator[bytes]:
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(schema.names)
     for rows in pages:
-        writer.writerows([_cell(row[name]) for name in schema.names] for row in rows)
+        writer.writerows(zip(*(_cells(rows[name]) for name in schema.names), strict=True))
         yield text.getvalue().encode()
         text.seek(0)
         text.truncate()
     yield text.getvalue().encode()
 
 
-def _cell(value: Any) -> str:
+def _cells(column: pa.Array) -> list[str]:
     """As in JSON, a text without its quotes; null is empty."""
-    text = value if isinstance(value, str) else dumps(value).strip('"')
-    return "" if value is not text and text == "null" else text
+    if column.type in TEXTS:
+        return [text or "" for text in column.to_pylist()]
+    null = column.is_null().to_pylist()
+    return ["" if n or t == "null" else t.strip('"') for n, t in zip(null, texts(column).to_pylist(), strict=True)]
 
 
-def _arrow(pages: Iterator[list[Row]], schema: pa.Schema) -> Iterator[bytes]:
+def _arrow(pages: Iterator[Columns], schema: pa.Schema) -> Iterator[bytes]:
     sink = io.BytesIO()
     with pa.ipc.new_stream(sink, schema) as writer:
         for rows in pages:
-            columns = [pa.array([_plain(row[f.name], f.type) for row in rows], f.type) for f in schema]
+            columns = [rows[field.name].cast(field.type) for field in schema]
             writer.write_batch(pa.record_batch(columns, schema=schema))
             yield sink.getvalue()
             sink.seek(0)
             sink.truncate()
     yield sink.getvalue()
-
-
-def _plain(value: Any, kind: pa.DataType) -> Any:
-    """A value as Arrow takes it: a map as its pairs."""
-    if value is None:
-        return None
-    if pa.types.is_map(kind):
-        return [(k, _plain(v, kind.item_type)) for k, v in value.items()]
-    if pa.types.is_struct(kind):
-        return {field.name: _plain(value[field.name], field.type) for field in kind}
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return [_plain(one, kind.value_type) for one in value]
-    return value

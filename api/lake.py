@@ -22,8 +22,8 @@ from api.delta import pin, unpin
 from api.duck import literal, quoted
 from api.feed import batches
 from api.fold import GUARD, Fold
+from api.overlay import Key
 from api.problems import Problem
-from api.recent import Key
 from api.snapshot import Row, Snapshot, casts, load, of_table
 from statehouse.config import Config, Store, Stream
 from statehouse.fold import Rule, gained

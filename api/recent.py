@@ -6,17 +6,16 @@ import datetime as dt
 import threading
 from collections import deque
 from collections.abc import Collection
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from api.overlay import ABSENT, Key
 from api.snapshot import Snapshot
 from statehouse.config import milliseconds
 from statehouse.fold import Rule
 
 MOST = 100_000  # keys that are remembered of a store; the newest batch is, however large
-Key = tuple[Any, ...]
 
 
 class Recent:
@@ -72,7 +71,7 @@ def expired(old: Snapshot, new: Snapshot) -> list[Key]:
     over = _end_of_retention(rule)
     places = pc.indices_nonzero(pc.less(old.columns["window_start"], pa.scalar(over, old.columns["window_start"].type)))
     found = [old.key_at(place) for place in places.to_pylist()]
-    found += [key for key, row in old.overlay.items() if row is not None and key[-1] < over]
+    found += [key for key, spot in old.overlay.spots.items() if spot.row != ABSENT and key[-1] < over]
     return [key for key in found if new.now(key) is None]
 
 

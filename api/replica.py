@@ -27,8 +27,9 @@ from deltalake.exceptions import DeltaError
 from api import direct, disk, duck
 from api.feed import can_follow, feed
 from api.log import Log, Mark
+from api.overlay import Key
 from api.pool import Pool
-from api.recent import Key, Recent, expired
+from api.recent import Recent, expired
 from api.snapshot import Snapshot, epoch_of, load
 from api.tail import Tail
 from statehouse.config import Config, Store

@@ -3,53 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import duckdb
 
+from api.columns import Columns, count
+from api.overlay import Key
 from api.problems import Problem
-from api.snapshot import Inside, Row, Snapshot
+from api.snapshot import Inside, Snapshot
 from api.typed import canonical
 from api.where import Where
 
 PAGE = 5000  # rows that are made while those who change the state wait
 
 
-def bounds(snapshot: Snapshot, asked: dict[str, str]) -> tuple[tuple[Any, ...], Inside]:
-    """Where the scan begins, and a test that holds as long as it goes on: of ``prefix``, ``from`` and ``to``."""
+def bounds(snapshot: Snapshot, asked: dict[str, str]) -> tuple[Key, Inside | None]:
+    """Where the scan begins, and a test that holds as long as it goes on (None: to the end): of ``prefix``, ``from`` and
+    ``to``."""
     least = _key(snapshot, "from", asked["from"]) if "from" in asked else ()
     most = _key(snapshot, "to", asked["to"]) if "to" in asked else None
-    prefix: tuple[Any, ...] = ()
+    prefix: Key = ()
     if "prefix" in asked:
         prefix = _prefix(snapshot, asked["prefix"])
         least = max(least, prefix)
     depth = len(prefix) - 1
 
-    def inside(key: tuple[Any, ...]) -> bool:
+    def inside(key: Key) -> bool:
         if most is not None and key[: len(most)] >= most:
             return False
         return not prefix or (key[:depth] == prefix[:depth] and key[depth].startswith(prefix[depth]))
 
-    return least, inside
+    return least, inside if most is not None or prefix else None
 
 
 def pages(
     snapshot: Snapshot,
-    bounds: tuple[tuple[Any, ...], Inside],
+    bounds: tuple[Key, Inside | None],
     after: Sequence[str] | None,
     limit: int,
     where: Where | None,
-) -> Iterator[list[Row]]:
+) -> Iterator[Columns]:
     """All of a scan, page by page. A key that changes meanwhile is given once, as it was or as it is."""
     while limit > 0:
         wanted = min(PAGE, limit)
         rows, _ = snapshot.page(after, wanted, bounds, where)
-        if rows:
+        if found := count(rows):
             yield rows
-        if len(rows) < wanted:
+        if found < wanted:
             return
-        after = snapshot.texts(rows[-1])
-        limit -= len(rows)
+        after = snapshot.last(rows)
+        limit -= found
 
 
 def condition(
@@ -69,7 +71,7 @@ def _parts(snapshot: Snapshot, text: str) -> list[str]:
     return text.split("/") if snapshot.rule.store.composite else [text]
 
 
-def _key(snapshot: Snapshot, name: str, text: str) -> tuple[Any, ...]:
+def _key(snapshot: Snapshot, name: str, text: str) -> Key:
     assert snapshot.rule is not None
     parts, kinds = _parts(snapshot, text), snapshot.rule.key_types
     if len(parts) > len(kinds):
@@ -80,7 +82,7 @@ def _key(snapshot: Snapshot, name: str, text: str) -> tuple[Any, ...]:
         raise Problem(400, "bad-parameter", f"{name}: found {text[:100]!r}, {error}") from None
 
 
-def _prefix(snapshot: Snapshot, text: str) -> tuple[Any, ...]:
+def _prefix(snapshot: Snapshot, text: str) -> Key:
     assert snapshot.rule is not None
     parts, kinds = _parts(snapshot, text), snapshot.rule.key_types
     if len(parts) > len(kinds) or kinds[len(parts) - 1].upper() != "STRING":

@@ -11,20 +11,22 @@ import bisect
 import datetime as dt
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable
-from sortedcontainers import SortedDict
 
 from api import duck
+from api.columns import Columns, count, joined, lines, public, time_of
 from api.delta import pin, unpin
 from api.duck import quoted
-from api.exact import time
+from api.exact import dumps, time
+from api.overlay import ABSENT, UNCHANGED, Key, Overlay, Spot, taken
 from api.where import Where
 from statehouse.config import Config, Store
 from statehouse.errors import StatehouseError
@@ -34,11 +36,9 @@ from statehouse.tables import folded, generation, stored_rule, table
 
 SOME = 100_000  # rows of a chunk, where few are expected
 STRIDE = 64  # a key in so many is kept as Python's values
-SHORTEST, LONGEST = 16, 4096  # rows that a scan turns into Python's values at once
-MICROSECOND = 10**20  # what a microsecond is in the packed order key, see statehouse.reducers.ORDER
-EPOCH = dt.datetime(1970, 1, 1)
+SHORTEST, LONGEST = 16, 4096  # rows that a scan takes at once
 Row = dict[str, Any]
-Inside = Callable[[tuple[Any, ...]], bool]
+Inside = Callable[[Key], bool]
 
 
 @dataclass(eq=False)
@@ -55,10 +55,10 @@ class Snapshot:
     epoch: str = ""  # names the table and its generation: another one is another state, whatever the position
     position: int | None = None
     keys: int = 0
-    columns: dict[str, pa.Array] = field(default_factory=dict)
+    columns: Columns = field(default_factory=dict)
     types: dict[str, str] = field(default_factory=dict)  # DuckDB's, by column
     size: int = 0  # rows of the version
-    overlay: SortedDict = field(default_factory=SortedDict)  # a key's row now; None: it is absent
+    overlay: Overlay = field(default_factory=Overlay)  # what has changed since
     lock: threading.Lock = field(default_factory=threading.Lock)  # held to change the overlay and to scan it
 
     def __post_init__(self) -> None:
@@ -74,9 +74,7 @@ class Snapshot:
         if self.rule is None:
             return None
         key = self.key(parts)
-        if not self.rule.store.windows:
-            return self.now(key)
-        return self.windowed(self.windows(key))
+        return self.windowed(self.windows(key)) if self.rule.store.windows else self.now(key)
 
     def windowed(self, rows: Sequence[Row]) -> Row | None:
         """The rows of a key's windows as one."""
@@ -86,61 +84,79 @@ class Snapshot:
         windows = [{c: v for c, v in row.items() if c not in names} for row in rows]
         return {**{k: rows[0][k] for k in names}, "windows": windows}
 
-    def lookup(self, keys: Sequence[Sequence[str]]) -> list[Row | None]:
-        """What :meth:`get` gives of each of these."""
-        return [self.get(parts) for parts in keys]
+    def lookup(self, keys: Sequence[Sequence[str]]) -> list[str | None]:
+        """What :meth:`get` gives of each of these, as JSON text."""
+        if self.rule is None or self.rule.store.windows:
+            return [dumps(found) if (found := self.get(parts)) else None for parts in keys]
+        return self.lines([self.key(parts) for parts in keys])
 
-    def now(self, key: tuple[Any, ...]) -> Row | None:
+    def lines(self, keys: Sequence[Key]) -> list[str | None]:
+        """The states of keys (and windows) of the form above as JSON text; None where one is absent."""
+        overlay = self.overlay
+        found: list[str | None] = [None] * len(keys)
+        spots = [overlay.spots.get(key) or self._spot(key) for key in keys]
+        here = [i for i, spot in enumerate(spots) if spot.row >= 0]
+        there = [i for i, spot in enumerate(spots) if spot.row == UNCHANGED]
+        rows = [overlay.take([spots[i].row for i in here], self._shown)] if here else []
+        rows += [taken(self._shown, [spots[i].place for i in there])] if there else []
+        made: list[str] = lines(self.public(joined(rows))) if rows else []
+        for i, line in zip(here + there, made, strict=True):
+            found[i] = line
+        return found
+
+    def now(self, key: Key) -> Row | None:
         """The state of a key (and window) of the form above; None where it is absent."""
-        if key in self.overlay:
-            found = self.overlay[key]
-        else:
+        overlay = self.overlay
+        spot = overlay.spots.get(key)
+        if spot is None:
             place = self._find(key)
-            found = None if place is None else self._row(place)
-        return self.public(found) if found else None
+            return None if place is None else self._row(self._shown, place)
+        return self._row(*overlay.row(spot.row)) if spot.row >= 0 else None
 
-    def windows(self, key: tuple[Any, ...]) -> list[Row]:
+    def windows(self, key: Key) -> list[Row]:
         """The states of a key's every window, oldest first."""
         with self.lock:
-            return [self.public(row) for _, row in itertools.takewhile(lambda r: r[0][:-1] == key, self._rows(key))]
-
-    def changed_windows(self, key: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-        """The windows of a key that are in the overlay."""
-        return itertools.takewhile(lambda found: found[:-1] == key, self.overlay.irange(key))
+            found = joined(list(self._runs(key, lambda found: found[:-1] == key)))
+        return [self.shown_row(row) for row in self.rows(found)]
 
     def page(
         self,
         after: Sequence[str] | None,
         limit: int,
-        bounds: tuple[tuple[Any, ...], Inside] = ((), lambda key: True),
+        bounds: tuple[Key, Inside | None] = ((), None),
         where: Where | None = None,
-    ) -> tuple[list[Row], int | None]:
+    ) -> tuple[Columns, int | None]:
         """The next states in the order of the key's columns, after a key that need not be there any more, and the position.
 
         ``bounds``: the key (or some first parts of one) to begin with, and a test whose first failure ends the scan;
         ``where``: a condition that each of them meets. Raises ValueError where a part of ``after`` is not of its column's type.
         """
         if self.rule is None:
-            return [], self.position
+            return {}, self.position
         least, inside = bounds
-        last = self.key(after) if after is not None else None
-        start = least if last is None else max(least, last)
+        last = self.key(after) if after is not None else ()
+        begun = after is not None and last >= least
+        found, left = [], limit
         with self.lock:
-            following = itertools.takewhile(lambda found: inside(found[0]), self._rows(start, where))
-            rows = itertools.islice((row for key, row in following if key != last), limit)
-            return [self.public(row) for row in rows], self.position
+            for run in self._runs(last if begun else least, inside, begun, limit, where):
+                found.append({name: column[:left] for name, column in run.items()})
+                left -= count(found[-1])
+                if left <= 0:
+                    break
+            position = self.position
+        return self.public(joined(found)), position
 
     @property
     def place(self) -> str:
         """Where one who has read it all goes on from; see :mod:`api.changes`."""
         return f"{self.position or 0}-{self.epoch}"
 
-    def texts(self, row: Row) -> list[str]:
-        """A public row's key as text that :meth:`key` makes the same key of."""
+    def last(self, rows: Columns) -> list[str]:
+        """The key of the last of some public rows, as text that :meth:`key` makes the same key of."""
         assert self.rule is not None
-        return [_text(row[name]) for name in self.rule.keys]
+        return [_text(rows[name][-1].as_py()) for name in self.rule.keys]
 
-    def key(self, parts: Sequence[str]) -> tuple[Any, ...]:
+    def key(self, parts: Sequence[str]) -> Key:
         """A key of its parts as text; the first ones will do. Raises ValueError where one is not of its column's type."""
         assert self.rule is not None
         return tuple(_value(part, self.types[name]) for name, part in zip(self.rule.keys, parts, strict=False))
@@ -162,26 +178,47 @@ class Snapshot:
             types["reports"] = pa.map_(pa.string(), pa.struct([report.field("value"), report.field("event_time")]))
         return pa.schema(types)
 
-    def places(self, keys: Sequence[tuple[Any, ...]]) -> list[int]:
-        """Where the version has the rows of these keys: of a key's every window, where windowed."""
-        if self.rule and self.rule.store.windows:
-            return [i for key in keys for i in range(self._place(key), self._place(key, after=True))]
-        return [place for key in keys if (place := self._find(key)) is not None]
+    def present(self, keys: Sequence[Key]) -> tuple[dict[Key, Spot], Columns]:
+        """Where the rows of these keys are (in a windowed store those of their every window), and the rows."""
+        spots: dict[Key, Spot] = {}
+        overlay = self.overlay
+        for key in keys:
+            if self.rule and self.rule.store.windows:
+                for place in range(self._place(key), self._place(key, after=True)):
+                    spots[self.key_at(place)] = Spot(place, True, UNCHANGED)
+                changed = itertools.takewhile(lambda found: found[:-1] == key, overlay.spots.irange(key))  # noqa: B023
+                spots.update((window, overlay.spots[window]) for window in changed)
+            else:
+                spots[key] = overlay.spots.get(key) or self._spot(key)
+        here = [spot.row for spot in spots.values() if spot.row >= 0]
+        there = [spot.place for spot in spots.values() if spot.row == UNCHANGED]
+        rows = [taken(self.columns, there)]
+        return spots, joined([*rows, overlay.take(here, self.columns)] if here else rows)
 
-    def change(self, rows: dict[tuple[Any, ...], Row | None], position: int) -> None:
-        """Put rows into the overlay, and move the position: at once, for those who scan."""
+    def change(
+        self, keys: Sequence[Key], present: Sequence[bool], rows: Columns, spots: Mapping[Key, Spot], position: int
+    ) -> None:
+        """Put keys into the overlay, with the ``rows`` of those that are present, and move the position: at once, for those
+        who scan. ``spots`` has what is known of where they are."""
         with self.lock:
-            for key, row in rows.items():
-                there = self.overlay[key] is not None if key in self.overlay else self._find(key) is not None
-                self.keys += (row is not None) - there
-                self.overlay[key] = row
+            number = self.overlay.append(rows)
+            for key, is_present in zip(keys, present, strict=True):
+                old = spots.get(key) or self._spot(key)
+                self.overlay.spots[key] = Spot(old.place, old.there, number if is_present else ABSENT)
+                self.keys += is_present - (old.row != ABSENT)
+                number += is_present
+            self.overlay = self.overlay.tidied()
             self.position = position
 
-    def public(self, row: Row) -> Row:
-        """A row as callers see it."""
+    def public(self, columns: Columns) -> Columns:
+        """Rows as callers see them."""
+        return public(columns, self._floats, self.rule is not None and self.rule.store.reducer.per_agent)
+
+    def shown_row(self, row: Row) -> Row:
+        """A row as callers see it: what :meth:`public` makes of many."""
         shown = {n: v for n, v in row.items() if not n.startswith("_")}
         if shown.get("reset") is not None:
-            shown["reset"] = _iso(int(shown["reset"]) // MICROSECOND)
+            shown["reset"] = time_of(shown["reset"])
         if self.rule and self.rule.store.reducer.per_agent:
             # A report of null is a withdrawn one: in the row only so that a late one does not bring it back.
             standing = (shown["reports"] or {}).items()
@@ -203,22 +240,28 @@ class Snapshot:
         }
         return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
 
-    def _row(self, place: int) -> Row:
-        """What callers see of a row of the version: the same as ``rows`` of one, in a fraction of the time."""
+    def _row(self, columns: Columns, place: int) -> Row:
+        """What callers see of a row: the same as ``rows`` of one, in a fraction of the time."""
         if self._floats:
-            return self.rows({name: column[place : place + 1] for name, column in self._shown.items()})[0]
-        return {name: column[place].as_py(maps_as_pydicts="strict") for name, column in self._shown.items()}
+            return self.shown_row(self.rows({name: columns[name][place : place + 1] for name in self._shown})[0])
+        return self.shown_row({name: columns[name][place].as_py(maps_as_pydicts="strict") for name in self._shown})
 
-    def _find(self, key: tuple[Any, ...]) -> int | None:
+    def _spot(self, key: Key) -> Spot:
+        """Where the version has a key, if it has it."""
+        place = self._place(key)
+        there = place < self.size and self.key_at(place) == key
+        return Spot(place, there, UNCHANGED if there else ABSENT)
+
+    def _find(self, key: Key) -> int | None:
         """Where the version has a key."""
         place = self._place(key)
         return place if place < self.size and self.key_at(place) == key else None
 
-    def key_at(self, index: int) -> tuple[Any, ...]:
+    def key_at(self, index: int) -> Key:
         """The key at a place of the version."""
         return tuple(column[index].as_py() for column in self._keys)
 
-    def _place(self, key: tuple[Any, ...], after: bool = False) -> int:
+    def _place(self, key: Key, after: bool = False) -> int:
         """The first place in the version whose key is not before this one (or begins with it), or is ``after`` it."""
         find, depth = bisect.bisect_right if after else bisect.bisect_left, len(key)
         first = (lambda mark: mark[:depth]) if depth < len(self._keys) else None
@@ -229,37 +272,54 @@ class Snapshot:
             return find(range(self.size), value, least, most, key=lambda place: column[place].as_py())
         return find(range(self.size), key, least, most, key=lambda place: self.key_at(place)[:depth])
 
-    def _rows(self, start: tuple[Any, ...], where: Where | None = None) -> Iterator[tuple[tuple[Any, ...], Row]]:
-        """The keys that are present, from ``start`` on, with their rows; the caller holds the lock.
-
-        They are taken in runs, whose columns become Python's values at once: a short one first, as some ask for few.
-        """
-        assert self.rule is not None
-        place, run, fresh = self._place(start), SHORTEST, True
+    def _runs(
+        self,
+        start: Key,
+        inside: Inside | None,
+        begun: bool = False,
+        wanted: int = SHORTEST,
+        where: Where | None = None,
+    ) -> Iterator[Columns]:
+        """The rows that are present from a key on, or after it where that has ``begun``, as long as they are ``inside``; the caller
+        holds the lock. They come in runs of about as many as are wanted; the last is empty at the least."""
+        spots, place, run = self.overlay.spots, self._place(start, after=begun), min(max(wanted, SHORTEST), LONGEST)
+        stop = self.size
+        if inside is not None:
+            stop = bisect.bisect_left(range(stop), True, place, key=lambda i: not inside(self.key_at(i)))
+        changed: Iterator[Key] = spots.irange(start, None, (not begun, True))
+        changed = itertools.takewhile(inside, changed) if inside is not None else changed
+        following = next(changed, None)
         while True:
-            changed = list(itertools.islice(self.overlay.irange(start, None, (fresh, True)), run))
-            ends = [self.key_at(place + run - 1)] if place + run <= self.size else []
-            ends += [changed[-1]] if len(changed) == run else []
-            end = min(ends, default=None)
-            until = self.size if end is None else self._place(end, after=True)
-            here = [(k, row) for k in changed if (end is None or k <= end) and (row := self.overlay[k]) is not None]
-            there = slice(place, until)
-            if where:
-                here = [here[i] for i in where.places(self._arrow([row for _, row in here]))]
-                chosen = where.places({name: column[there] for name, column in self.columns.items()})
-                base = {name: column[there].take(pa.array(chosen, pa.int64())) for name, column in self._shown.items()}
-            else:
-                base = {name: column[there] for name, column in self._shown.items()}
-            rows = [(tuple(row[name] for name in self.rule.keys), row) for row in self.rows(base)]
-            kept = [found for found in rows if found[0] not in self.overlay]
-            # Two runs in order already. By the key alone: rows have none.
-            yield from sorted(kept + here, key=lambda found: found[0]) if here else kept
-            if end is None:
+            until = min(place + run, stop)
+            here: list[Spot] = []
+            while following is not None and len(here) < run:
+                spot = spots[following]
+                if spot.place >= until and until < stop:
+                    break
+                here.append(spot)
+                following = next(changed, None)
+            if following is not None and len(here) == run:
+                until = min(until, here[-1].place + here[-1].there)
+            rows = self._merged(place, until, here)
+            if where is not None:
+                rows, run = taken(rows, where.places(rows)), min(4 * run, 16 * LONGEST)
+            yield rows
+            place = until
+            if place >= stop and following is None:
                 return
-            place, run, start, fresh = until, min(4 * run, LONGEST if where is None else 16 * LONGEST), end, False
 
-    def _arrow(self, rows: list[Row]) -> dict[str, pa.Array]:
-        return {name: pa.array([row[name] for row in rows], column.type) for name, column in self.columns.items()}
+    def _merged(self, place: int, until: int, changed: Sequence[Spot]) -> Columns:
+        """The version's rows from one place to another, with those in between that have changed."""
+        if not changed:
+            return {name: column[place:until] for name, column in self._shown.items()}
+        kept = np.delete(np.arange(place, until), [spot.place - place for spot in changed if spot.there])
+        present = [spot for spot in changed if spot.row >= 0]
+        rows = taken(self._shown, kept)
+        if not present:
+            return rows
+        # One that is not in the version comes before the row at its place; they are in order among themselves.
+        order = np.argsort(np.concatenate([2 * kept + 1, [2 * spot.place for spot in present]]), kind="stable")
+        return taken(joined([rows, self.overlay.take([spot.row for spot in present], self._shown)]), order)
 
 
 def _value(text: str, kind: str) -> Any:
@@ -289,13 +349,6 @@ def _text(value: Any) -> str:
         if isinstance(value, Decimal)
         else str(value)
     )
-
-
-def _iso(micros: int) -> str | int:
-    try:
-        return time(EPOCH + dt.timedelta(microseconds=micros))
-    except OverflowError:
-        return micros
 
 
 def load(

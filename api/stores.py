@@ -16,8 +16,9 @@ from flask import Blueprint, Response, after_this_request, current_app, request
 
 from api import answers, formats, keys, scans, schemas, where
 from api.bodies import body_of
+from api.columns import count, lines
 from api.declared import ARROW, CSV, JSON, NDJSON, Answer, Body, Parameter, Place, declared
-from api.exact import answer, dumps
+from api.exact import answer, dumps, listed
 from api.lake import Lake
 from api.problems import Problem, refused
 from api.replica import Replica
@@ -282,7 +283,7 @@ def lookup(store: str) -> Response:
     ]
     found = list(zip(asked, snapshot.lookup(parts), strict=True))
     rows, missing = [row for _, row in found if row], [key for key, row in found if not row]
-    return answer({"rows": rows, "missing": missing, "position": position})
+    return listed(rows, {"missing": missing, "position": position})
 
 
 def _text(part: Any) -> str:
@@ -337,10 +338,10 @@ def scan(store: str) -> Response:
     if kind:
         return formats.streamed(scans.pages(snapshot, bounds, after, limit, condition), kind, snapshot.schema())
     rows, position = snapshot.page(after, limit + 1, bounds, condition)  # one more tells whether there is a next page
-    more = len(rows) > limit
-    rows = rows[:limit]
-    following = keys.cursor(snapshot.texts(rows[-1])) if more else None
-    return answer({"rows": rows, "cursor": following, "position": position})
+    more = count(rows) > limit
+    rows = {name: column[:limit] for name, column in rows.items()}
+    following = keys.cursor(snapshot.last(rows)) if more else None
+    return listed(lines(rows), {"cursor": following, "position": position})
 
 
 def _placed(response: Response, place: str) -> Response:

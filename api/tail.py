@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection
-from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -17,6 +16,7 @@ from api.delta import pin, unpin
 from api.duck import quoted
 from api.fold import GUARD, Fold
 from api.lake import CHANGELOG, attach, filled
+from api.overlay import Key
 from api.snapshot import Snapshot, casts
 from statehouse.config import Config
 from statehouse.fold import quoted as spark_quoted
@@ -45,7 +45,7 @@ class Tail:
             db.execute(f"INSERT INTO {quoted(self.fold.tombstones)} ({columns}) SELECT {columns} FROM {scan}")
             unpin(db, "_remembered")
 
-    def apply(self, events: pa.Table, head: int) -> Collection[tuple[Any, ...]]:
+    def apply(self, events: pa.Table, head: int) -> Collection[Key]:
         """Fold the changelog's rows of (the snapshot's position, head]; the keys (and windows) that they touch."""
         if events.num_rows:
             self.db.register("_events", events)
@@ -54,7 +54,7 @@ class Tail:
             finally:
                 self.db.unregister("_events")
                 unpin(self.db, CHANGELOG)
-        self.snapshot.change({}, head)
+        self.snapshot.change((), (), {}, {}, head)
         return ()
 
     def close(self) -> None:
@@ -62,39 +62,21 @@ class Tail:
         for name in (self.fold.state, self.fold.tombstones):
             self.db.execute(f"DROP TABLE IF EXISTS {quoted(name)}")
 
-    def _apply(self, events: str, head: int) -> Collection[tuple[Any, ...]]:
-        snapshot, keys = self.snapshot, ", ".join(map(quoted, self.rule.key_columns))
+    def _apply(self, events: str, head: int) -> Collection[Key]:
+        snapshot = self.snapshot
         of = ", ".join(map(spark_quoted, self.rule.key_columns))
         touched = to_duckdb(f"SELECT DISTINCT {of} FROM ({self.rule.project(events, guard=GUARD)})")
-        self.db.execute(f"CREATE OR REPLACE TEMP TABLE _touched AS {touched}")
         key = casts({name: snapshot.types[name] for name in self.rule.key_columns})
-        found = [
-            tuple(row.values()) for row in self.db.execute(f"SELECT {key} FROM _touched").to_arrow_table().to_pylist()
-        ]
-        places = {snapshot.key_at(place): place for place in snapshot.places(found)}
-        self._fetch([place for key, place in places.items() if key not in snapshot.overlay])
-        self.fold.apply(events, lambda: attach(self.db, self.config, self.stream, head), head)
-        made = self.db.execute(
-            f"SELECT {casts(snapshot.types)} FROM {quoted(self.fold.state)} WHERE ({keys}) IN (SELECT {keys} FROM _touched)"
-        ).to_arrow_table()
-        columns = {n: made[n].combine_chunks() for n in snapshot.types}
-        now = snapshot.rows(columns)
-        known = found
-        if self.rule.store.windows:  # each key that was touched, with the windows that it had
-            known = [*places, *(changed for key in found for changed in snapshot.changed_windows(key))]
-        changed: dict[tuple[Any, ...], Any] = dict.fromkeys(known)
-        changed |= {tuple(row[k] for k in self.rule.keys): row for row in now}
-        snapshot.change(changed, head)
-        return tuple(changed)
+        found = _keys(self.db.execute(f"SELECT {key} FROM ({touched})").to_arrow_table())
+        spots, rows = snapshot.present(found)
+        made = self.fold.apply(pa.table(rows), events, lambda: attach(self.db, self.config, self.stream, head), head)
+        changed = self.db.execute(f"SELECT {casts(snapshot.types)}, _present FROM {quoted(made)}").to_arrow_table()
+        keys, present = _keys(changed.select(list(self.rule.keys))), changed["_present"]
+        now = changed.filter(present)
+        columns = {name: now[name].combine_chunks() for name in snapshot.types}
+        snapshot.change(keys, present.to_pylist(), columns, spots, head)
+        return keys
 
-    def _fetch(self, places: list[int]) -> None:
-        """Bring rows that only the snapshot's version has into the fold's table; those that changed are there."""
-        if not places:
-            return
-        chosen = pa.array(places)
-        rows = pa.table({name: column.take(chosen) for name, column in self.snapshot.columns.items()})
-        self.db.register("_rows", rows)
-        try:
-            self.db.execute(f"INSERT INTO {quoted(self.fold.state)} BY NAME SELECT * FROM _rows")
-        finally:
-            self.db.unregister("_rows")
+
+def _keys(rows: pa.Table) -> list[Key]:
+    return list(zip(*(column.to_pylist() for column in rows.columns), strict=True))

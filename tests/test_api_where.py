@@ -13,6 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from api import duck
+from api.columns import lines
+from api.exact import dumps
+from api.overlay import ABSENT
 from api.snapshot import Snapshot, of_table
 from api.where import Where
 from tests.test_api_lake import configured, rule
@@ -74,49 +77,72 @@ def last(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return rule(configured(tmp_path_factory.mktemp("where")), "last")
 
 
-def snapshot(last: Any, base: dict[str, float | None], changed: dict[str, float | str | None]) -> Snapshot:
-    """A version and what was put on top: 'gone' is an absent key."""
-    rows = pa.Table.from_pylist([row(k, v) for k, v in sorted(base.items())], pa.schema(KINDS))
-    made = of_table(rows, last, TYPES)
-    made.change({(k,): None if v == "gone" else row(k, v) for k, v in changed.items()}, 1)  # type: ignore[arg-type]
+def table(rows: Any) -> pa.Table:
+    return pa.Table.from_pylist([row(k, v) for k, v in rows], pa.schema(KINDS)).combine_chunks()
+
+
+def snapshot(last: Any, base: dict[str, float | None], *changes: dict[str, Any]) -> Snapshot:
+    """A version and what was put on top, in batches: 'gone' is an absent key."""
+    made = of_table(table(sorted(base.items())), last, TYPES)
+    for position, changed in enumerate(changes):
+        keys = [(k,) for k in changed]
+        rows = table((k, v) for k, v in changed.items() if v != "gone")
+        columns = {name: rows[name].combine_chunks() for name in KINDS}
+        spots, before = made.present(keys)
+        assert len(before["key"]) == sum(spot.row != ABSENT for spot in spots.values())
+        made.change(keys, [v != "gone" for v in changed.values()], columns, spots, position)
     return made
 
 
 values = st.one_of(st.none(), numbers)
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.fixture(params=[0, 10_000])
+def spare(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How soon rows are let go of."""
+    monkeypatch.setattr("api.overlay.SPARE", request.param)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.dictionaries(texts, values, max_size=30),
-    st.dictionaries(texts, st.one_of(values, st.just("gone")), max_size=10),
+    st.lists(st.dictionaries(texts, st.one_of(values, st.just("gone")), max_size=10), max_size=5),
     st.one_of(st.none(), conditions()),
     st.one_of(st.none(), texts),
     st.integers(1, 12),
 )
 def test_a_page_is_what_plain_python_says(
-    last: Any, base: dict, changed: dict, condition: Any, after: Any, limit: int
+    spare: None, last: Any, base: dict, changes: list, condition: Any, after: Any, limit: int
 ) -> None:
-    made = snapshot(last, base, changed)
+    made = snapshot(last, base, *changes)
+    changed = {k: v for batch in changes for k, v in batch.items()}
     where = Where(condition[0], SHOWN, DB.cursor) if condition else None
     now = {k: v for k, v in {**base, **changed}.items() if v != "gone"}
     right = [{"key": k, "value": v, "event_time": None} for k, v in sorted(now.items()) if after is None or k > after]
     right = [r for r in right if condition is None or condition[1](r)][:limit]
-    assert made.page(None if after is None else [after], limit, where=where)[0] == right
+    assert lines(made.page(None if after is None else [after], limit, where=where)[0]) == [dumps(r) for r in right]
     assert made.keys == len(now)
-    for key in {*base, *changed}:
-        assert made.get([key]) == ({"key": key, "value": now[key], "event_time": None} if key in now else None)
+    known = sorted({*base, *changed})
+    states = [{"key": key, "value": now[key], "event_time": None} if key in now else None for key in known]
+    assert [made.get([key]) for key in known] == states
+    assert made.lookup([[key] for key in known]) == [s and dumps(s) for s in states]
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.integers(1, 12_000), st.sets(st.integers(0, 12_000), max_size=3000), st.integers(0, 12_000), st.booleans())
-def test_long_scans_of_many_runs(last: Any, size: int, touched: set, start: int, every: bool) -> None:
+@given(
+    st.integers(0, 12_000),
+    st.builds(range, st.integers(0, 6000), st.integers(6000, 12_000), st.integers(1, 7)),
+    st.integers(0, 12_000),
+    st.booleans(),
+)
+def test_long_scans_of_many_runs(last: Any, size: int, touched: range, start: int, every: bool) -> None:
     base = {f"{i:05}": float(i) for i in range(0, size, 2)}
     changed: dict[str, Any] = {f"{i:05}": "gone" if i % 3 else -1.0 for i in touched}
     made = snapshot(last, base, changed)
     where = None if every else Where("value < 5000", SHOWN, DB.cursor)
     now = {k: v for k, v in {**base, **changed}.items() if v != "gone" and k > f"{start:05}" and (every or v < 5000)}
     found = made.page([f"{start:05}"], 20_000, where=where)[0]
-    assert [(r["key"], r["value"]) for r in found] == sorted(now.items())
+    assert list(zip(found["key"].to_pylist(), found["value"].to_pylist(), strict=True)) == sorted(now.items())
 
 
 def test_over_http(client: FlaskClient) -> None:

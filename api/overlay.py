@@ -1,0 +1,96 @@
+"""What has changed since a version of the state's table: each key's row now, in Arrow's columns, in the order of the keys."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from sortedcontainers import SortedDict
+
+from api.columns import Columns, count, joined
+
+UNCHANGED, ABSENT = -1, -2  # in place of a row
+SPARE = 10_000  # rows that nobody refers to any more, besides as many as are referred to
+Key = tuple[Any, ...]
+
+
+class Spot(NamedTuple):
+    """Where a key's row is: the version's row ``place`` if it is ``there`` (or it would be before that one), and ``row`` among
+    what has changed, or one of the constants above."""
+
+    place: int
+    there: bool
+    row: int
+
+
+class Overlay:
+    """The keys that have changed. One thread changes it; any may look up and take, and those who go through ``spots`` in order
+    keep it from changing. A row's number is its own as long as there is this overlay."""
+
+    def __init__(self) -> None:
+        self.spots: SortedDict = SortedDict()
+        self._parts: tuple[tuple[int, Columns], ...] = ()  # the number of the first row, and the rows
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self.spots)
+
+    def append(self, rows: Columns) -> int:
+        """Take in some rows, which nobody refers to yet: the number of the first."""
+        first, more = self._count, count(rows)
+        if more:
+            parts = [*self._parts, (first, rows)]
+            # Few parts, each at least twice as long as the next one: a row is copied only so often.
+            while len(parts) > 1 and 2 * count(parts[-1][1]) > count(parts[-2][1]):
+                (begin, before), (_, last) = parts[-2:]
+                parts[-2:] = [(begin, joined([before, last]))]
+            self._parts = tuple(parts)
+            self._count += more
+        return first
+
+    def row(self, number: int) -> tuple[Columns, int]:
+        """Some columns, and where in them a row is."""
+        parts = self._parts
+        first, rows = parts[bisect.bisect_right(parts, number, key=lambda part: part[0]) - 1]
+        return rows, number - first
+
+    def take(self, numbers: Sequence[int], names: Iterable[str]) -> Columns:
+        """Rows in the order asked for; of these columns."""
+        parts, wanted = self._parts, np.asarray(numbers, np.int64)
+        which = np.searchsorted([first for first, _ in parts], wanted, side="right") - 1
+        found, order = [], []
+        for part in np.unique(which):
+            (first, rows), here = parts[part], np.flatnonzero(which == part)
+            found.append(_taken(rows, wanted[here] - first, names))
+            order.append(here)
+        if len(found) == 1:
+            return found[0]
+        return _taken(joined(found), np.argsort(np.concatenate(order)), names)
+
+    def tidied(self) -> Overlay:
+        """The same, without the rows that nobody refers to, if they are many."""
+        if self._count <= 2 * len(self.spots) + SPARE:
+            return self
+        made, rows = Overlay(), [spot.row for spot in self.spots.values() if spot.row >= 0]
+        made.append(self.take(rows, self._parts[0][1]) if rows else {})
+        made.spots = SortedDict(self._renumbered())
+        return made
+
+    def _renumbered(self) -> Iterator[tuple[Key, Spot]]:
+        number = 0
+        for key, spot in self.spots.items():
+            yield key, spot._replace(row=number) if spot.row >= 0 else spot
+            number += spot.row >= 0
+
+
+def taken(columns: Columns, places: Sequence[int] | np.ndarray) -> Columns:
+    """The rows of some columns at these places."""
+    return _taken(columns, np.asarray(places, np.int64), columns)
+
+
+def _taken(columns: Columns, places: np.ndarray, names: Iterable[str]) -> Columns:
+    chosen = pa.array(places)
+    return {name: columns[name].take(chosen) for name in names}
