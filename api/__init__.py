@@ -28,7 +28,7 @@ from api.stores import reads
 from api.writes import writes
 from statehouse.config import Config
 
-WAITS = 32
+WAITS = 64  # as many writes a second as are seen within a second or two
 
 
 @dataclass

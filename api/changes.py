@@ -30,9 +30,9 @@ from api.snapshot import Snapshot
 from api.stores import the_lake, the_replica, the_store
 from statehouse.tables import opened, table
 
-STREAMS = 16  # of a process: each holds a thread
+STREAMS = 64  # of a process: each holds a thread
 DAY = 86_400
-HEARTBEAT = 15.0  # seconds; with it, it is noticed that a caller is gone
+HEARTBEAT = 5.0  # seconds; with it, it is noticed that a caller is gone
 PIECE = 500  # events that are sent at once
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # the latter tells nginx to pass each event on
 

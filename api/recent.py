@@ -55,6 +55,12 @@ class Recent:
                 self._start, dropped = self._batches.popleft()
                 self._count -= len(dropped)
 
+    def count(self, position: int) -> int | None:
+        """How many keys changed after a position, each as often as it did; None: it is too long ago."""
+        with self._lock:
+            known = position >= self._start
+            return sum(len(keys) for end, keys in self._batches if end > position) if known else None
+
     def since(self, position: int) -> tuple[str, int, list[Key] | None]:
         """The epoch, the position up to which changes are known, and the keys that changed between; None: it is too long ago."""
         with self._lock:

@@ -46,6 +46,7 @@ from statehouse.tables import (
 POLL_SECONDS, REMOTE_POLL_SECONDS = 0.05, 0.2  # a file's name is looked for in 14 us; elsewhere it is a request
 OVERLAY = 50_000  # rows that may have changed, or a fifth of the store, before a newer version of its table is read
 STEP, ROWS = 4, 100_000  # versions that are folded at once, at first; fewer where they hold more rows than that
+STALE_SECONDS = 2.0  # after which a store that was up to date may no longer be
 DIRECT = 4  # reads of the lake at once, with `replica: none`
 BUSY_SECONDS = 10.0  # how long others wait for their turn
 log = logging.getLogger("statehouse.api")
@@ -61,6 +62,9 @@ class Followed:
     mark: Mark | None = None  # the newest version of the table that was looked at
     tail: Tail | None = None  # None: the store is at its table's version
     behind: tuple[int, int | None] | None = None  # the first version not folded yet, and when it was committed
+    seen: float = field(
+        default_factory=time.time
+    )  # of what was committed until then, it is known what is not folded yet
     error: str | None = None
     recent: Recent = field(default_factory=Recent)  # the keys that the tail has changed
     settling: bool = False  # a recovery is not finished yet: the tail begins when it is
@@ -156,8 +160,7 @@ class Replica:
         """What ``GET /stores/{store}`` says: ``position`` is the changelog's version that answers reflect, ``version`` the
         state table's that they go on from, ``freshness`` what they follow."""
         followed = self._stores[store]
-        snapshot, behind = followed.snapshot, followed.behind
-        lag = 0 if behind is None else None if behind[1] is None else max(0, round(time.time() * 1000) - behind[1])
+        snapshot = followed.snapshot
         return {
             "name": store,
             **followed.store.definition,
@@ -166,7 +169,7 @@ class Replica:
             "position": snapshot.position,
             "version": snapshot.version,
             "head": self._heads.get(followed.store.stream),
-            "lag_ms": lag,
+            "lag_ms": _lag(followed),
             "freshness": "changelog" if followed.tail else "state",
             "error": followed.error,
         }
@@ -175,6 +178,7 @@ class Replica:
         """Bring every store up to its changelog's head, or to its table's newest version. Never raises: a store keeps
         its error."""
         with self._refreshing:
+            began = time.time()
             self._feeds.clear()
             unread: dict[str, str] = {}
             for stream, changelog in self._changelogs.items():
@@ -183,7 +187,9 @@ class Replica:
                     if head and head.version != self._heads.get(stream):
                         kept = metadata(changelog.path, "offsets") or {"offsets": {}}
                         covered = {int(p): o for p, o in kept["offsets"].items()}
-                        self._offsets[stream].append((head.version, covered))
+                        # They may be those of a commit that came meanwhile: of none later than this.
+                        newest = changelog.newest() or head
+                        self._offsets[stream].append((newest.version, covered))
                     self._heads[stream] = head.version if head else None
                 except BaseException as error:
                     unread[stream] = f"changelog/{stream}: {_line(error)}"
@@ -194,6 +200,7 @@ class Replica:
                     if not trouble:
                         self._tail(followed)
                     self._measure(followed)
+                    followed.seen = began if not trouble else followed.seen
                 except BaseException as error:
                     trouble = f"state/{followed.store.name}: {_line(error)}"
                 if trouble and trouble != followed.error:
@@ -276,7 +283,10 @@ class Replica:
             return True  # replaced, by a recovery or by hand
         if position is None or snapshot.position is None or position > snapshot.position:
             return True  # the tail is behind its own table: something keeps it
-        return len(snapshot.overlay) > max(OVERLAY, snapshot.size // 5)
+        if len(snapshot.overlay) <= max(OVERLAY, snapshot.size // 5):
+            return False
+        left = followed.recent.count(position)  # to be folded again on top of it
+        return left is not None and left <= len(snapshot.overlay) // 2
 
     def _tail_of(self, followed: Followed, snapshot: Snapshot) -> Tail | None:
         """What goes on from a snapshot; None where DuckDB has no words for its rule, or where there is no feed."""
@@ -352,6 +362,15 @@ class Replica:
         seconds = REMOTE_POLL_SECONDS if "://" in self.config.root else POLL_SECONDS
         while not self._stop.wait(seconds):
             self.refresh()
+
+
+def _lag(followed: Followed) -> int | None:
+    """For how many milliseconds something is waiting to be folded; None: it is not known since when. Where it has not been
+    looked for of late, something may be."""
+    now, behind = time.time(), followed.behind
+    if behind is None:
+        return round((now - followed.seen) * 1000) if now - followed.seen > STALE_SECONDS else 0
+    return None if behind[1] is None else max(0, round(now * 1000) - behind[1])
 
 
 def _line(error: BaseException) -> str:

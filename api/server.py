@@ -27,7 +27,7 @@ from statehouse.errors import ConfigError, StatehouseError
 
 # More than may wait for Kafka, for the first of repeats, for a write with `after` and for the lake, and hold streams of changes,
 # all together: a point read always finds one.
-THREADS = 128
+THREADS = 256
 STOP_SECONDS = 3
 
 

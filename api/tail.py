@@ -70,7 +70,10 @@ class Tail:
         found = _keys(self.db.execute(f"SELECT {key} FROM ({touched})").to_arrow_table())
         spots, rows = snapshot.present(found)
         made = self.fold.apply(pa.table(rows), events, lambda: attach(self.db, self.config, self.stream, head), head)
-        changed = self.db.execute(f"SELECT {casts(snapshot.types)}, _present FROM {quoted(made)}").to_arrow_table()
+        whole = "window_start IS NOT NULL" if self.rule.store.windows else "TRUE"  # a purge is remembered by its key
+        changed = self.db.execute(
+            f"SELECT {casts(snapshot.types)}, _present FROM {quoted(made)} WHERE {whole}"
+        ).to_arrow_table()
         keys, present = _keys(changed.select(list(self.rule.keys))), changed["_present"]
         now = changed.filter(present)
         columns = {name: now[name].combine_chunks() for name in snapshot.types}

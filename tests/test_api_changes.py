@@ -74,6 +74,9 @@ class Follower(threading.Thread):
         try:
             connection.request("GET", f"/stores/{self.store}/changes", headers={"Last-Event-ID": self.place})
             response = connection.getresponse()
+            if response.status == 503:  # of those that broke off, not all are known to be gone
+                self.stopping.wait(float(response.headers["Retry-After"]))
+                return
             if response.status != 200:
                 self.wrong.append((response.status, response.read()))
                 return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import time
 from collections.abc import Callable
 from decimal import Decimal
@@ -125,7 +126,11 @@ class Sales:
             times = {"_event_time": at, "_log_time": at, "_key": event.pop("purge", None)}
             rows.append({**event, **times, "_topic": "till-sales", "_partition": 0, "_offset": self.offset, "_op": op})
         full = [{n: row.get(n) for n in self.schema.names} for row in rows]
-        write_deltalake(self.path, pa.Table.from_pylist(full, schema=self.schema), mode="append")
+        said = json.dumps({"topic": "till-sales", "offsets": {"0": self.offset + 1}})
+        done = CommitProperties(custom_metadata={"userMetadata": said})
+        write_deltalake(
+            self.path, pa.Table.from_pylist(full, schema=self.schema), mode="append", commit_properties=done
+        )
         return DeltaTable(self.path).version()
 
 

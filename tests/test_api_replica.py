@@ -15,6 +15,7 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 from api import create_app, duck
+from api import replica as replica_module
 from api.log import Log
 from api.replica import Replica
 from statehouse.config import Config
@@ -241,6 +242,40 @@ def test_lag(replica: Replica, config: Config) -> None:
     state.write(2, {"key": "a", "value": 1.0})
     replica.refresh()
     assert replica.status("last")["lag_ms"] == 0
+
+
+def test_a_lag_that_nobody_has_looked_for_is_told(replica: Replica, config: Config) -> None:
+    state = State(config, "last")
+    changelog(config, "sales", 2)
+    state.write(1, {"key": "a", "value": 1.0})
+    replica.refresh()
+    assert replica.status("last")["lag_ms"] == 0
+    followed = replica._stores["last"]
+    followed.seen -= 60
+    assert 60_000 <= replica.status("last")["lag_ms"] < 90_000, "a refresh that takes so long"
+    replica.refresh()
+    assert replica.status("last")["lag_ms"] == 0
+
+
+def test_what_is_committed_while_the_log_is_read_is_not_taken_for_folded(
+    replica: Replica, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sales, read = Sales(config), replica_module.metadata
+    State(config, "last").write(0, {"key": "a", "value": 1.0})
+    replica.refresh()
+    sales.append({"customer": "a", "weight": 2.0})
+
+    def slow(path: str, field: str) -> dict | None:
+        monkeypatch.undo()
+        sales.append({"customer": "a", "weight": 3.0})
+        return read(path, field)
+
+    monkeypatch.setattr(replica_module, "metadata", slow)
+    for weight in (2.0, 3.0):
+        replica.refresh()
+        assert replica.snapshot("last").get(["a"])["value"] == weight
+        assert not replica.covers("last", 0, 2) or weight == 3.0
+    assert replica.covers("last", 0, 1) and replica.covers("last", 0, 2) and not replica.covers("last", 0, 3)
 
 
 def test_the_log_is_followed_without_reading_it(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
