@@ -22,14 +22,16 @@ def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def connect(version: str = duckdb.__version__, root: str | None = None) -> duckdb.DuckDBPyConnection:
+def connect(
+    version: str = duckdb.__version__, root: str | None = None, threads: int | None = None
+) -> duckdb.DuckDBPyConnection:
     """A new in-memory database that can attach Delta tables; its times are UTC. With a ``root`` on a file system no SQL
     gets at any other file, and nothing can be loaded or set any more."""
     if version in WRONG:
         raise StatehouseError(
             f"found DuckDB {version}, which reads wrong rows from partitioned Delta tables: pip install 'duckdb==1.5.5'"
         )
-    connection = duckdb.connect()
+    connection = duckdb.connect(config={"threads": threads} if threads else {})
     connection.execute("SET GLOBAL TimeZone = 'UTC'")  # of every cursor
     try:
         extension = _extension()

@@ -27,8 +27,8 @@ class Spot(NamedTuple):
 
 
 class Overlay:
-    """The keys that have changed. One thread changes it; any may look up and take, and those who go through ``spots`` in order
-    keep it from changing. A row's number is its own as long as there is this overlay."""
+    """The keys that have changed. One thread changes it; any may look up and take, and those who go through
+    ``spots`` in order keep it from changing. A row's number is its own as long as there is this overlay."""
 
     def __init__(self) -> None:
         self.spots: SortedDict = SortedDict()
@@ -82,7 +82,7 @@ class Overlay:
     def _renumbered(self) -> Iterator[tuple[Key, Spot]]:
         number = 0
         for key, spot in self.spots.items():
-            yield key, spot._replace(row=number) if spot.row >= 0 else spot
+            yield key, Spot(spot.place, spot.there, number) if spot.row >= 0 else spot
             number += spot.row >= 0
 
 

@@ -80,7 +80,8 @@ class Replica:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self._connection = duck.connect(root=config.root)
+        # Of one thread: two have more to say to each other than a fold of a few rows takes.
+        self._connection = duck.connect(root=config.root, threads=1)
         self._db = self._connection.cursor()
         self._pool = Pool(config.root, DIRECT, BUSY_SECONDS)
         self._stores = {s.name: Followed(s, Log(table(config, "state", s.name))) for s in config.stores.values()}
@@ -226,12 +227,13 @@ class Replica:
         """A version of the table to go on from: this one, or a little earlier one that this machine has kept."""
         if self.config.api.replica == "none":
             return direct.of_table(self._pool, self.config, followed.store, mark.version)
-        if self.config.api.replica == "memory":
-            return load(self._db, self.config, followed.store, mark.version)
-        found = disk.kept(self.config, followed.store, mark.version, mark.version if exactly else None)
-        if found is not None and self._near(followed, found, mark):
-            return found
-        return disk.read(self._db, self.config, followed.store, mark.version)
+        if self.config.api.replica == "disk":
+            found = disk.kept(self.config, followed.store, mark.version, mark.version if exactly else None)
+            if found is not None and self._near(followed, found, mark):
+                return found
+        read = disk.read if self.config.api.replica == "disk" else load
+        with duck.connect(root=self.config.root) as db:  # its memory ends with it
+            return read(db, self.config, followed.store, mark.version)
 
     def _near(self, followed: Followed, found: Snapshot, mark: Mark) -> bool:
         """Whether it is less to fold what came after a kept version than to read this version of the table."""
@@ -256,6 +258,9 @@ class Replica:
         before, old = followed.snapshot, followed.tail
         began, tail = snapshot.position or 0, self._tail_of(followed, snapshot)
         followed.tail = tail
+        known = min(before.position or 0, followed.recent.end) if snapshot.epoch == before.epoch else began
+        if began < known:  # what changed up to there has been told of
+            self._catch_up(followed, snapshot, known)
         changed = self._catch_up(followed, snapshot)
         if not followed.follows and snapshot.version != mark.version:
             followed.tail = old
@@ -266,7 +271,7 @@ class Replica:
             return True
         gone = expired(before, snapshot)
         followed.snapshot = snapshot
-        followed.recent.add(snapshot, began, changed)
+        followed.recent.add(snapshot, max(began, known), changed)
         followed.recent.add(snapshot, snapshot.position or 0, gone)
         if old:
             old.close()
@@ -315,10 +320,11 @@ class Replica:
             began = followed.snapshot.position or 0
             followed.recent.add(followed.snapshot, began, self._catch_up(followed, followed.snapshot))
 
-    def _catch_up(self, followed: Followed, snapshot: Snapshot) -> Collection[Key]:
-        """Fold what the changelog has after the snapshot; the keys that changed. Where that fails the store is at its table's
-        versions from now on, until one of those is read again."""
+    def _catch_up(self, followed: Followed, snapshot: Snapshot, end: int | None = None) -> Collection[Key]:
+        """Fold what the changelog has after the snapshot (up to the ``end``); the keys that changed. Where that fails the store
+        is at its table's versions from now on, until one of those is read again."""
         tail, head = followed.tail, self._heads.get(followed.store.stream)
+        head = head if end is None or head is None else min(head, end)
         if tail is None or head is None or (snapshot.position or 0) >= head:
             return ()
         changed: dict[Key, None] = {}

@@ -59,7 +59,7 @@ class Snapshot:
     types: dict[str, str] = field(default_factory=dict)  # DuckDB's, by column
     size: int = 0  # rows of the version
     overlay: Overlay = field(default_factory=Overlay)  # what has changed since
-    lock: threading.Lock = field(default_factory=threading.Lock)  # held to change the overlay and to scan it
+    lock: threading.Lock = field(default_factory=threading.Lock)  # held to change the overlay, and to go through it
 
     def __post_init__(self) -> None:
         self._keys = [self.columns[name] for name in self.rule.keys] if self.rule else []
@@ -115,8 +115,7 @@ class Snapshot:
 
     def windows(self, key: Key) -> list[Row]:
         """The states of a key's every window, oldest first."""
-        with self.lock:
-            found = joined(list(self._runs(key, lambda found: found[:-1] == key)))
+        found = joined(list(self._runs(key, lambda found: found[:-1] == key, wanted=LONGEST)))
         return [self.shown_row(row) for row in self.rows(found)]
 
     def page(
@@ -137,13 +136,12 @@ class Snapshot:
         last = self.key(after) if after is not None else ()
         begun = after is not None and last >= least
         found, left = [], limit
-        with self.lock:
-            for run in self._runs(last if begun else least, inside, begun, limit, where):
-                found.append({name: column[:left] for name, column in run.items()})
-                left -= count(found[-1])
-                if left <= 0:
-                    break
-            position = self.position
+        position = self.position  # before the rows: they may be newer than it says, never older
+        for run in self._runs(last if begun else least, inside, begun, limit, where):
+            found.append({name: column[:left] for name, column in run.items()})
+            left -= count(found[-1])
+            if left <= 0:
+                break
         return self.public(joined(found)), position
 
     @property
@@ -200,15 +198,18 @@ class Snapshot:
     ) -> None:
         """Put keys into the overlay, with the ``rows`` of those that are present, and move the position: at once, for those
         who scan. ``spots`` has what is known of where they are."""
+        overlay, number, added = self.overlay, self.overlay.append(rows), 0
+        changed: dict[Key, Spot] = {}
+        for key, is_present in zip(keys, present, strict=True):
+            old = spots.get(key) or self._spot(key)
+            changed[key] = Spot(old.place, old.there, number if is_present else ABSENT)
+            added += is_present - (old.row != ABSENT)
+            number += is_present
         with self.lock:
-            number = self.overlay.append(rows)
-            for key, is_present in zip(keys, present, strict=True):
-                old = spots.get(key) or self._spot(key)
-                self.overlay.spots[key] = Spot(old.place, old.there, number if is_present else ABSENT)
-                self.keys += is_present - (old.row != ABSENT)
-                number += is_present
-            self.overlay = self.overlay.tidied()
+            overlay.spots.update(changed)
+            self.keys += added
             self.position = position
+        self.overlay = overlay.tidied()
 
     def public(self, columns: Columns) -> Columns:
         """Rows as callers see them."""
@@ -280,35 +281,45 @@ class Snapshot:
         wanted: int = SHORTEST,
         where: Where | None = None,
     ) -> Iterator[Columns]:
-        """The rows that are present from a key on, or after it where that has ``begun``, as long as they are ``inside``; the caller
-        holds the lock. They come in runs of about as many as are wanted; the last is empty at the least."""
-        spots, place, run = self.overlay.spots, self._place(start, after=begun), min(max(wanted, SHORTEST), LONGEST)
+        """The rows that are present from a key on, or after it where that has ``begun``, as long as they are ``inside``. They come
+        in runs of about as many as are wanted; the last may be empty. What changes between two runs is seen or not."""
+        place, run = self._place(start, after=begun), min(max(wanted, SHORTEST), LONGEST)
         stop = self.size
         if inside is not None:
             stop = bisect.bisect_left(range(stop), True, place, key=lambda i: not inside(self.key_at(i)))
-        changed: Iterator[Key] = spots.irange(start, None, (not begun, True))
-        changed = itertools.takewhile(inside, changed) if inside is not None else changed
-        following = next(changed, None)
         while True:
             until = min(place + run, stop)
-            here: list[Spot] = []
-            while following is not None and len(here) < run:
-                spot = spots[following]
-                if spot.place >= until and until < stop:
-                    break
-                here.append(spot)
-                following = next(changed, None)
-            if following is not None and len(here) == run:
-                until = min(until, here[-1].place + here[-1].there)
-            rows = self._merged(place, until, here)
+            overlay, changed = self._changed(start, begun, inside, range(place, until), until == stop, run)
+            full = len(changed) == run
+            if changed:
+                (start, last), begun = changed[-1], True
+                until = min(until, last.place + last.there) if full else until
+            rows = self._merged(place, until, overlay, [spot for _, spot in changed])
             if where is not None:
                 rows, run = taken(rows, where.places(rows)), min(4 * run, 16 * LONGEST)
             yield rows
             place = until
-            if place >= stop and following is None:
+            if place >= stop and not full:
                 return
 
-    def _merged(self, place: int, until: int, changed: Sequence[Spot]) -> Columns:
+    def _changed(
+        self, start: Key, begun: bool, inside: Inside | None, places: range, end: bool, most: int
+    ) -> tuple[Overlay, list[tuple[Key, Spot]]]:
+        """Of the keys that have changed those whose rows come among some of the version, or also after them, at the ``end``."""
+        found: list[tuple[Key, Spot]] = []
+        with self.lock:
+            spots = self.overlay.spots
+            for key in spots.irange(start, None, (not begun, True)):
+                spot = spots[key]
+                if (spot.place >= places.stop and not end) or (inside is not None and not inside(key)):
+                    break
+                if spot.place >= places.start:  # else it was added where this has been already
+                    found.append((key, spot))
+                    if len(found) == most:
+                        break
+            return self.overlay, found
+
+    def _merged(self, place: int, until: int, overlay: Overlay, changed: Sequence[Spot]) -> Columns:
         """The version's rows from one place to another, with those in between that have changed."""
         if not changed:
             return {name: column[place:until] for name, column in self._shown.items()}
@@ -319,7 +330,7 @@ class Snapshot:
             return rows
         # One that is not in the version comes before the row at its place; they are in order among themselves.
         order = np.argsort(np.concatenate([2 * kept + 1, [2 * spot.place for spot in present]]), kind="stable")
-        return taken(joined([rows, self.overlay.take([spot.row for spot in present], self._shown)]), order)
+        return taken(joined([rows, overlay.take([spot.row for spot in present], self._shown)]), order)
 
 
 def _value(text: str, kind: str) -> Any:
