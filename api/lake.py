@@ -16,6 +16,7 @@ from contextlib import contextmanager
 import duckdb
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
+from sqlglot import exp
 
 from api import duck
 from api.delta import pin, unpin
@@ -25,17 +26,17 @@ from api.fold import GUARD, Fold
 from api.overlay import Key
 from api.problems import Problem
 from api.snapshot import Row, Snapshot, casts, load, of_table
-from statehouse.config import Config, Store, Stream
+from statehouse.config import Config, Store, Stream, parse_expression
 from statehouse.fold import Rule, gained
 from statehouse.fold import quoted as spark_quoted
 from statehouse.tables import LOADED, opened, table
 from statehouse.transpile import to_duckdb
 
 SCANS = 500  # of one connection
-VERSIONS, EVENTS = 10_000, 1_000_000  # of the changelog that are read to tell what changed: some seconds
+VERSIONS, MOST = 10_000, 1_000_000  # of the changelog that are read to tell what changed: some seconds
 WAITING = 8  # requests that wait for their turn
 AGAIN = 0.05  # seconds between interruptions: one that comes between two queries is lost
-WANTED = "_wanted"  # the key that is asked for
+WANTED, EVENTS = "_wanted", "_events_of_key"  # the key that is asked for, and its events
 
 
 class Lake:
@@ -62,7 +63,7 @@ class Lake:
             events = self._events(db, rule, snapshot, parts, changelog)
             return db.execute(
                 f"SELECT _order, CAST(_event_time AS TIMESTAMP) AS event_time, _op AS op, _agent AS agent, _value AS value "
-                f"FROM ({to_duckdb(events)}) WHERE {bound} ORDER BY _order DESC LIMIT {int(limit)}"
+                f"FROM {events} WHERE {bound} ORDER BY _order DESC LIMIT {int(limit)}"
             ).to_arrow_table()
 
         found, position = self._read(snapshot, read)
@@ -75,13 +76,9 @@ class Lake:
         assert rule is not None
 
         def read(db: duckdb.DuckDBPyConnection, changelog: str) -> pa.Table:
-            db.execute(
-                f"CREATE OR REPLACE TEMP TABLE _moment AS SELECT {literal(moment.isoformat())}::TIMESTAMPTZ AS moment"
-            )
-            events = (
-                f"{self._events(db, rule, snapshot, parts, changelog)} AND _event_time <= (SELECT moment FROM _moment)"
-            )
-            made = Fold(db, rule, "at").alone(f"({events})")
+            events = self._events(db, rule, snapshot, parts, changelog)
+            db.execute(f"DELETE FROM {events} WHERE _event_time > {literal(moment.isoformat())}::TIMESTAMPTZ")
+            made = Fold(db, rule, "at").alone(events)
             rows = f"SELECT {casts(snapshot.types)} FROM {quoted(made)} WHERE _present ORDER BY ALL"
             return db.execute(rows).to_arrow_table()
 
@@ -131,8 +128,8 @@ class Lake:
             db.execute(f"CREATE OR REPLACE TEMP TABLE _touched ({columns})")
             try:
                 for batch in batches(table(self.config, "changelog", stream.name), start, head):
-                    if (rows := rows + batch.num_rows) > EVENTS:
-                        raise _gone(f"found more than {EVENTS:,} events since version {start} of the changelog")
+                    if (rows := rows + batch.num_rows) > MOST:
+                        raise _gone(f"found more than {MOST:,} events since version {start} of the changelog")
                     db.register("_events", batch)
                     events = rule.project(filled("_events", stream, batch.column_names), guard=GUARD)
                     key = casts({k: snapshot.types[k] for k in rule.keys})
@@ -218,10 +215,31 @@ class Lake:
     def _events(
         self, db: duckdb.DuckDBPyConnection, rule: Rule, snapshot: Snapshot, parts: Sequence[str], changelog: str
     ) -> str:
-        """The store's events of one key, in Spark's words; ends with a condition."""
+        """The store's events of one key, as a table."""
         self._want(db, snapshot, parts)
         keys = ", ".join(map(spark_quoted, rule.key_columns))
-        return f"SELECT * FROM ({rule.project(changelog, guard=GUARD)}) WHERE ({keys}) IN (SELECT {keys} FROM {WANTED})"
+        # Of a key that is a column's value, only the rows that have it get through the scan.
+        plain = [
+            f"{spark_quoted(column)} = (SELECT {spark_quoted(name)} FROM {WANTED})"
+            for name, column in self._plain(rule).items()
+        ]
+        if plain:
+            changelog = f"(SELECT * FROM {changelog} WHERE _op <> 'report' OR ({' AND '.join(plain)}))"
+        found = (
+            f"SELECT * FROM ({rule.project(changelog, guard=GUARD)}) WHERE ({keys}) IN (SELECT {keys} FROM {WANTED})"
+        )
+        db.execute(f"CREATE OR REPLACE TEMP TABLE {EVENTS} AS {to_duckdb(found)}")
+        return EVENTS
+
+    def _plain(self, rule: Rule) -> dict[str, str]:
+        """The key's columns that are a column of the stream's as it is, and which."""
+        types = {column.name.lower(): column.type.upper() for column in self.config.streams[rule.store.stream].columns}
+        found = {}
+        for key, kind in zip(rule.store.keys, rule.key_types, strict=True):
+            column = parse_expression(key.expression)
+            if isinstance(column, exp.Column) and not column.table and types.get(column.name.lower()) == kind.upper():
+                found[key.name] = column.name
+        return found
 
     def _want(self, db: duckdb.DuckDBPyConnection, snapshot: Snapshot, parts: Sequence[str]) -> None:
         assert snapshot.rule is not None

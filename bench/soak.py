@@ -125,7 +125,7 @@ class Asking:
         response = connection.getresponse()
         text = response.read()
         self.times[name, response.status].append(time.perf_counter() - began)
-        if response.status >= 500:
+        if response.status >= 400:
             self.wrong.append(f"{method} {path}: {response.status} {text.decode()[:500]}")
         return response.status, json.loads(text)
 
