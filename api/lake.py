@@ -1,8 +1,8 @@
 """Reads of the lake itself, for what the replica does not hold: a key's history, the past, what was refused.
 
-Each scans a table, so they are for a person's question and not for traffic: one at a time, with a connection of their own
-that is made anew every so often, as DuckDB keeps what it has learnt of every file. Only so many may wait for their turn, and
-none takes longer than ``api: max_time``, waiting included.
+Each scans a table, so they are for a person's question and not for traffic: one at a time, with a connection of
+their own that is made anew every so often, as DuckDB keeps what it has learnt of every file. Only so many may wait for their
+turn, and none takes longer than ``api: max_time``, waiting included.
 """
 
 from __future__ import annotations
@@ -34,9 +34,66 @@ from statehouse.transpile import to_duckdb
 
 SCANS = 500  # of one connection
 VERSIONS, MOST = 10_000, 1_000_000  # of the changelog that are read to tell what changed: some seconds
-WAITING = 8  # requests that wait for their turn
+WAITING = 32  # requests that wait for their turn
 AGAIN = 0.05  # seconds between interruptions: one that comes between two queries is lost
 WANTED, EVENTS = "_wanted", "_events_of_key"  # the key that is asked for, and its events
+
+
+class Lane:
+    """A connection for the requests that wait in line for it."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._lock = threading.Lock()
+        self._places = threading.BoundedSemaphore(1 + WAITING)
+        self._connection: duckdb.DuckDBPyConnection | None = None
+        self._scans = 0
+
+    @contextmanager
+    def turn(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """A connection, for one request at a time and not for longer than it may take."""
+        until = time.monotonic() + self._config.api.max_time / 1000
+        if not self._places.acquire(blocking=False):
+            detail = f"found {WAITING} requests that wait to read the lake, expected fewer"
+            raise Problem(503, "busy", detail)
+        try:
+            if not self._lock.acquire(timeout=max(0.0, until - time.monotonic())):
+                raise self._too_slow()
+            try:
+                yield from self._limited(until)
+            finally:
+                self._lock.release()
+        finally:
+            self._places.release()
+
+    def _limited(self, until: float) -> Iterator[duckdb.DuckDBPyConnection]:
+        if self._connection is None or self._scans >= SCANS:
+            self._close()
+            self._connection, self._scans = duck.connect(root=self._config.root), 0
+        self._scans += 1
+        done = threading.Event()
+        watch = threading.Thread(target=_interrupt, args=(self._connection, done, until), daemon=True)
+        watch.start()
+        try:
+            try:
+                yield self._connection
+            finally:
+                done.set()
+                watch.join()
+        except duckdb.Error as error:
+            if time.monotonic() < until:
+                raise
+            self._close()  # something may still be attached
+            raise self._too_slow() from error
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _too_slow(self) -> Problem:
+        detail = f"found no answer from the lake within {self._config.api.max_time} ms, expected one (api: max_time)"
+        return Problem(503, "too-slow", detail)
 
 
 class Lake:
@@ -45,10 +102,8 @@ class Lake:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self._lock = threading.Lock()
-        self._places = threading.BoundedSemaphore(1 + WAITING)
-        self._connection: duckdb.DuckDBPyConnection | None = None
-        self._scans = 0
+        # What looks through all of a changelog does not keep others waiting.
+        self._changelogs, self._tables = Lane(config), Lane(config)
 
     def history(
         self, snapshot: Snapshot, parts: Sequence[str], before: int | None, limit: int
@@ -89,7 +144,7 @@ class Lake:
         self, store: Store, parts: Sequence[str], snapshot: Snapshot, version: int
     ) -> tuple[Row | None, int | None]:
         """The state of a key as a version of the table has it, and that version's position."""
-        with self._scanning() as db:
+        with self._tables.turn() as db:
             self._want(db, snapshot, parts)
             found = load(db, self.config, store, version, WANTED)
         return found.get(parts), found.position
@@ -100,7 +155,7 @@ class Lake:
         if (delta := opened(path)) is None:
             return []
         bound = "TRUE" if before is None else f'(partition, "offset") < ({int(before[0])}, {int(before[1])})'
-        with self._scanning() as db:
+        with self._tables.turn() as db:
             refused = pin(db, path, delta.version(), "_quarantine")
             found = db.execute(
                 f"""SELECT topic, partition, "offset", CAST(timestamp AS TIMESTAMP) AS timestamp, key, payload, payload_bytes,
@@ -124,7 +179,7 @@ class Lake:
             )
         stream, rows, types = self.config.streams[rule.store.stream], 0, [snapshot.types[k] for k in rule.keys]
         columns = ", ".join(f"{quoted(k)} {t}" for k, t in zip(rule.keys, types, strict=True))
-        with self._scanning() as db:
+        with self._changelogs.turn() as db:
             db.execute(f"CREATE OR REPLACE TEMP TABLE _touched ({columns})")
             try:
                 for batch in batches(table(self.config, "changelog", stream.name), start, head):
@@ -141,52 +196,6 @@ class Lake:
             db.execute("DROP TABLE _touched")
         return [tuple(row.values()) for row in found.to_pylist()]
 
-    @contextmanager
-    def _scanning(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """The connection, for one request at a time and not for longer than it may take."""
-        until = time.monotonic() + self.config.api.max_time / 1000
-        if not self._places.acquire(blocking=False):
-            detail = f"found {WAITING} requests that wait to read the lake, expected fewer"
-            raise Problem(503, "busy", detail)
-        try:
-            if not self._lock.acquire(timeout=max(0.0, until - time.monotonic())):
-                raise self._too_slow()
-            try:
-                yield from self._limited(until)
-            finally:
-                self._lock.release()
-        finally:
-            self._places.release()
-
-    def _limited(self, until: float) -> Iterator[duckdb.DuckDBPyConnection]:
-        if self._connection is None or self._scans >= SCANS:
-            self._close()
-            self._connection, self._scans = duck.connect(root=self.config.root), 0
-        self._scans += 1
-        done = threading.Event()
-        watch = threading.Thread(target=_interrupt, args=(self._connection, done, until), daemon=True)
-        watch.start()
-        try:
-            try:
-                yield self._connection
-            finally:
-                done.set()
-                watch.join()
-        except duckdb.Error as error:
-            if time.monotonic() < until:
-                raise
-            self._close()  # something may still be attached
-            raise self._too_slow() from error
-
-    def _close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    def _too_slow(self) -> Problem:
-        detail = f"found no answer from the lake within {self.config.api.max_time} ms, expected one (api: max_time)"
-        return Problem(503, "too-slow", detail)
-
     def _read(
         self, snapshot: Snapshot, read: Callable[[duckdb.DuckDBPyConnection, str], pa.Table]
     ) -> tuple[pa.Table, int]:
@@ -196,7 +205,7 @@ class Lake:
         position = snapshot.position
         while True:
             try:
-                with self._scanning() as db, self._changelog(db, snapshot.rule, position) as changelog:
+                with self._changelogs.turn() as db, self._changelog(db, snapshot.rule, position) as changelog:
                     return read(db, changelog), position
             except (duckdb.Error, DeltaError):
                 newest = opened(table(self.config, "changelog", snapshot.rule.store.stream))

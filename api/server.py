@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -61,6 +62,8 @@ def serve(config: Config, host: str = "127.0.0.1", port: int = 8080, workers: in
     loader = functools.partial(application, config)
     with tempfile.TemporaryDirectory(prefix="statehouse-metrics-") as folder:
         os.environ[metrics.FOLDER] = folder  # read by the workers when they are started
+        # glibc gives each of many threads a heap of its own, and what one has freed no other takes.
+        os.environ.setdefault("MALLOC_ARENA_MAX", "2")
         server.serve(target_loader=loader, wrap_loader=False)
     return 0
 
@@ -71,6 +74,9 @@ def application(config: Config) -> Flask:
     # It ends without tidying up: granian's threads end at the same time, and take their DuckDB cursors with them,
     # which the interpreter's own end now and then turned into an abort ("terminate called without ...").
     atexit.register(os._exit, 0)
+    # A thread that waits for its turn with the interpreter asks for it every so often: the default of 5 ms is shorter than many
+    # a request, which it would only interrupt.
+    sys.setswitchinterval(0.02)
     app = create_app(config)
     _on_signal(
         app.extensions["statehouse"].replica.stop

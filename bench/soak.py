@@ -201,7 +201,7 @@ MIX: dict[Callable[[Asking, http.client.HTTPConnection, random.Random], None], f
     Asking.prefix: 5,
     Asking.scan: 1.5,
     Asking.reports: 2.3,
-    Asking.past: 0.2,  # a scan of a table each, one at a time
+    Asking.past: 0.1,  # a scan of a table each, one at a time
     Asking.write: 1,
 }
 

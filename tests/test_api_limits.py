@@ -18,7 +18,8 @@ from flask.testing import FlaskClient
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from api import WAITS, create_app, idempotency, lake, producer, server
+from api import WAITS, changes, create_app, idempotency, lake, producer, server
+from api.lake import WAITING
 from api.rate import Rate
 from tests.test_api_bulk import post
 from tests.test_api_lake import eventually
@@ -176,7 +177,7 @@ def test_the_lake_is_only_read_for_so_long(serving, monkeypatch: pytest.MonkeyPa
     lake, client = app.extensions["statehouse"].lake, app.test_client()
 
     def endless(stream: str, before: object, limit: int) -> list:
-        with lake._scanning() as db:
+        with lake._tables.turn() as db:
             try:
                 db.execute("ATTACH ':memory:' AS lake")
                 return db.execute(ENDLESS).fetchall()
@@ -188,7 +189,7 @@ def test_the_lake_is_only_read_for_so_long(serving, monkeypatch: pytest.MonkeyPa
     refused = client.get("/streams/sales/quarantine")
     assert 0.3 <= time.monotonic() - begun < 5
     assert "300 ms" in problem(refused, 503, "too-slow")["detail"] and refused.headers["Retry-After"]
-    with lake._scanning() as db:
+    with lake._tables.turn() as db:
         assert db.execute("SELECT 1").fetchall() == [(1,)], "another connection, without what was attached"
         db.execute("ATTACH ':memory:' AS lake")
 
@@ -198,20 +199,21 @@ def test_only_so_many_wait_for_the_lake(serving) -> None:
     lake, client = app.extensions["statehouse"].lake, app.test_client()
     asked: list = []
     ask = [
-        threading.Thread(target=lambda: asked.append(app.test_client().get(QUARANTINE).status_code)) for _ in range(8)
+        threading.Thread(target=lambda: asked.append(app.test_client().get(QUARANTINE).status_code))
+        for _ in range(WAITING)
     ]
     DeltaTable.create(f"{lake.config.root}/quarantine/sales", REFUSED)
-    with lake._scanning():  # somebody reads
+    with lake._tables.turn():  # somebody reads
         for thread in ask:
             thread.start()
-        eventually(lambda: lake._places._value == 0)
+        eventually(lambda: lake._tables._places._value == 0)
         refused = client.get(QUARANTINE)
         problem(refused, 503, "busy")
         assert refused.headers["Retry-After"]
         assert client.get("/stores/status/keys").status_code == 200
     for thread in ask:
         thread.join()
-    assert asked == [200] * 8
+    assert asked == [200] * WAITING
     assert client.get(QUARANTINE).status_code == 200
 
 
@@ -219,7 +221,7 @@ def test_to_wait_for_the_lake_counts_as_time(serving) -> None:
     app = serving(max_time=100)
     lake = app.extensions["statehouse"].lake
     DeltaTable.create(f"{lake.config.root}/quarantine/sales", REFUSED)
-    with lake._lock:
+    with lake._tables._lock:
         problem(app.test_client().get(QUARANTINE), 503, "too-slow")
 
 
@@ -245,7 +247,7 @@ def test_only_so_many_wait_for_a_write(serving) -> None:
 
 
 def test_there_is_always_a_thread_for_a_point_read() -> None:
-    assert producer.WAITING + idempotency.WAITING + lake.WAITING + 1 + WAITS < server.THREADS
+    assert producer.WAITING + idempotency.WAITING + 2 * (lake.WAITING + 1) + WAITS + changes.STREAMS < server.THREADS
 
 
 @contextmanager
