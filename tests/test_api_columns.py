@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from api.columns import lines, public, texts
+from api.columns import lines, texts
 from api.exact import dumps
 from api.snapshot import Snapshot, of_table
 from tests.test_api_lake import configured, rule
@@ -79,9 +79,9 @@ KINDS = {
     "value": pa.float32(),
     "reports": pa.map_(pa.string(), REPORT),
     "reset": pa.decimal128(38, 0),
-    "_order": pa.int64(),
+    "_best": pa.float32(),
 }
-TYPES = {"key": "VARCHAR", "value": "FLOAT", "reports": "MAP", "reset": "DECIMAL(38,0)", "_order": "BIGINT"}
+TYPES = {"key": "VARCHAR", "value": "FLOAT", "reports": "MAP", "reset": "DECIMAL(38,0)", "_best": "FLOAT"}
 reports = st.fixed_dictionaries(
     {"value": st.one_of(st.none(), st.integers(0, 9)), "event_time": TIMES, "_order": st.just(1)}
 )
@@ -91,7 +91,7 @@ rows = st.fixed_dictionaries(
         "value": st.one_of(st.none(), st.floats(width=32)),
         "reports": st.one_of(st.none(), st.dictionaries(TEXT, reports, max_size=3).map(lambda d: list(d.items()))),
         "reset": st.one_of(st.none(), st.integers(-(10**17), 10**17).map(lambda us: Decimal(us * 10**20 + 7))),
-        "_order": st.just(1),
+        "_best": st.just(0.5),
     }
 )
 
@@ -107,7 +107,7 @@ def test_what_callers_see_of_many_is_what_they_see_of_one(status: Any, found: li
     table = pa.Table.from_pylist(found, pa.schema(KINDS)).combine_chunks()
     snapshot: Snapshot = of_table(table, status, TYPES)
     part = {name: column[begin:end] for name, column in snapshot.columns.items()}
-    shown = public(part, ["value"], per_agent=True)
+    shown = snapshot.public(part)
     right = [snapshot.shown_row(row) for row in snapshot.rows(part)]
     assert lines(shown) == [dumps(row) for row in right]
     assert list(shown) == ["key", "value", "reports", "reset"]
