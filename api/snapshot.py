@@ -35,6 +35,7 @@ from statehouse.reducers import ORDER
 from statehouse.tables import folded, generation, stored_rule, table
 
 SOME = 100_000  # rows of a chunk, where few are expected
+MANY = 32  # rows from which on it takes less time to make them a column at a time
 STRIDE = 64  # a key in so many is kept as Python's values
 SHORTEST, LONGEST = 16, 4096  # rows that a scan takes at once
 Row = dict[str, Any]
@@ -92,6 +93,8 @@ class Snapshot:
 
     def lines(self, keys: Sequence[Key]) -> list[str | None]:
         """The states of keys (and windows) of the form above as JSON text; None where one is absent."""
+        if len(keys) < MANY:
+            return [dumps(row) if (row := self.now(key)) else None for key in keys]
         overlay = self.overlay
         found: list[str | None] = [None] * len(keys)
         spots = [overlay.spots.get(key) or self._spot(key) for key in keys]

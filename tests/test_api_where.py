@@ -101,6 +101,7 @@ values = st.one_of(st.none(), numbers)
 def spare(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """How soon rows are let go of."""
     monkeypatch.setattr("api.overlay.SPARE", request.param)
+    monkeypatch.setattr("api.snapshot.MANY", 5)
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
