@@ -7,6 +7,7 @@ that deltalake names (`api/delta.py`).
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 import tempfile
 import time
@@ -16,14 +17,10 @@ import bench.reads
 from api import delta
 from api.lake import Lake
 from api.replica import Replica
+from bench.soak import memory
 from statehouse.config import load
 
 KEYS = 100_000
-
-
-def memory() -> float:
-    """This process's resident memory, MiB."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
 
 
 def read(folder: Path, reads: int, extension: bool) -> None:
@@ -37,10 +34,10 @@ def read(folder: Path, reads: int, extension: bool) -> None:
     began = time.monotonic()
     for number in range(reads):
         if number % max(1, reads // 6) == 0:
-            found.append(memory())
+            found.append(memory(os.getpid()))
         row, _ = direct.version(store, [f"key-{number}"], snapshot, 1)
         assert row and row["key"] == f"key-{number}"
-    found.append(memory())
+    found.append(memory(os.getpid()))
     each = (time.monotonic() - began) / reads * 1000
     print(
         f"{'extension' if extension else 'files':9} {' '.join(f'{m:6.0f}' for m in found)} MiB, {each:.1f} ms a read",

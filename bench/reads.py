@@ -20,6 +20,7 @@ from pathlib import Path
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 
 from api import duck
+from bench.soak import memory
 from statehouse.config import load
 from statehouse.fold import Rule
 from statehouse.tables import DEFINITION, POSITION, definition_of, table
@@ -104,7 +105,7 @@ def main(keys: int = 1_000_000) -> None:
                 print(f"  nothing      {wrk(f'{url}/healthz')}")
                 print(f"  point reads  {wrk(url, folder / 'keys.lua')}")
                 pids = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-                sizes = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 2**20 for pid in pids]
+                sizes = [memory(int(pid)) for pid in pids]
                 print(f"  resident     {', '.join(f'{size:.0f} MiB' for size in sizes)}", flush=True)
             finally:
                 process.terminate()
