@@ -39,7 +39,7 @@ def public(columns: Mapping[str, pa.Array], floats: Iterable[str] = (), per_agen
     """Columns as callers see them: none of the reducer's own; ``floats`` as the shortest numbers that they are (1.1), not as
     the doubles next to them (1.100000023841858); of reports, where the reducer is over agents, those that stand."""
     shown = {name: column for name, column in columns.items() if not name.startswith("_")}
-    for name in shown.keys() & set(floats):
+    for name in floats:
         shown[name] = shown[name].cast(pa.string()).cast(pa.float64())
     if "reset" in shown:
         orders = shown["reset"].to_pylist() if shown["reset"].null_count < len(shown["reset"]) else ()

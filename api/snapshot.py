@@ -65,7 +65,7 @@ class Snapshot:
     def __post_init__(self) -> None:
         self._keys = [self.columns[name] for name in self.rule.keys] if self.rule else []
         self._shown = {name: column for name, column in self.columns.items() if not name.startswith("_")}
-        self._floats = {n for n, t in self.types.items() if t == "FLOAT"}
+        self._floats = {name for name in self._shown if self.types[name] == "FLOAT"}
         # A search begins in these, which are Python's, and ends in Arrow's columns.
         self._marks = list(zip(*(column[::STRIDE].to_pylist() for column in self._keys), strict=True))
 
@@ -110,11 +110,10 @@ class Snapshot:
     def now(self, key: Key) -> Row | None:
         """The state of a key (and window) of the form above; None where it is absent."""
         overlay = self.overlay
-        spot = overlay.spots.get(key)
-        if spot is None:
-            place = self._find(key)
-            return None if place is None else self._row(self._shown, place)
-        return self._row(*overlay.row(spot.row)) if spot.row >= 0 else None
+        spot = overlay.spots.get(key) or self._spot(key)
+        if spot.row == ABSENT:
+            return None
+        return self._row(*(self._shown, spot.place) if spot.row == UNCHANGED else overlay.row(spot.row))
 
     def windows(self, key: Key) -> list[Row]:
         """The states of a key's every window, oldest first."""
@@ -255,11 +254,6 @@ class Snapshot:
         place = self._place(key)
         there = place < self.size and self.key_at(place) == key
         return Spot(place, there, UNCHANGED if there else ABSENT)
-
-    def _find(self, key: Key) -> int | None:
-        """Where the version has a key."""
-        place = self._place(key)
-        return place if place < self.size and self.key_at(place) == key else None
 
     def key_at(self, index: int) -> Key:
         """The key at a place of the version."""
