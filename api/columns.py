@@ -44,7 +44,7 @@ def public(columns: Mapping[str, pa.Array], floats: Iterable[str] = (), per_agen
     if "reset" in shown:
         orders = shown["reset"].to_pylist() if shown["reset"].null_count < len(shown["reset"]) else ()
         texts = [None if order is None else time_of(order) for order in orders]
-        shown["reset"] = pa.array(texts, TEXT) if texts else pa.nulls(len(shown["reset"]), TEXT)
+        shown["reset"] = pa.array(texts, pa.string()) if texts else pa.nulls(len(shown["reset"]), pa.string())
     if per_agent:
         shown["reports"] = _standing(shown["reports"])
     return shown
@@ -86,10 +86,9 @@ def texts(column: pa.Array) -> pa.Array:
     elif pa.types.is_struct(kind) and kind.num_fields:
         fields = dict(zip((field.name for field in kind), column.flatten(), strict=True))
         made = pa.array(lines(fields), TEXT)
-        made = pc.if_else(column.is_valid(), made, pa.scalar(None, TEXT)) if column.null_count else made
     else:
         return _one_by_one(column)
-    return pc.fill_null(made, "null") if made.null_count else made
+    return pc.if_else(column.is_valid(), made, pa.scalar("null", TEXT)) if column.null_count else made
 
 
 def joined(parts: Sequence[Mapping[str, pa.Array]]) -> Columns:
@@ -121,8 +120,7 @@ def _listed(column: pa.Array, make: Callable[[slice], pa.Array], brackets: str) 
     offsets, of = _inside(column)
     lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), make(of))
     begin, end = (pa.scalar(bracket, TEXT) for bracket in brackets)
-    made = _joined(begin, pc.binary_join(lists, pa.scalar(",", TEXT)), end)
-    return pc.if_else(column.is_valid(), made, pa.scalar(None, TEXT)) if column.null_count else made
+    return _joined(begin, pc.binary_join(lists, pa.scalar(",", TEXT)), end)
 
 
 def _standing(reports: pa.MapArray) -> pa.MapArray:

@@ -18,7 +18,7 @@ from api import duck
 from api.columns import Columns
 from api.duck import quoted
 from api.exact import dumps
-from api.overlay import Key
+from api.overlay import Key, keys_of
 from api.pool import Pool
 from api.snapshot import Inside, Row, Snapshot, casts, epoch_of
 from api.where import Where
@@ -81,9 +81,7 @@ class Direct(Snapshot):
             bound += where.bound
         rows = self.public(self._select(conditions, bound, limit))
         if inside is not None:
-            names = list(self.rule.keys)
-            found = zip(*(rows[name].to_pylist() for name in names), strict=True)
-            ends = sum(1 for _ in itertools.takewhile(inside, found))
+            ends = sum(1 for _ in itertools.takewhile(inside, keys_of(rows[name] for name in self.rule.keys)))
             rows = {name: column[:ends] for name, column in rows.items()}
         return rows, self.position
 

@@ -29,8 +29,9 @@ class Fold:
         self.db, self.rule = db, rule
         self.state, self.tombstones = f"{name}_state", f"{name}_tombstones"
         self._rows = f"{name}_rows"
-        self._create(self.state, rule.state_columns)
-        self._create(self.tombstones, rule.tombstone_columns)
+        self._no_rows = _created(self.state, rule.state_columns)  # of each batch, so made once
+        for empty in (self._no_rows, _created(self.tombstones, rule.tombstone_columns)):
+            db.execute(empty)
 
     def apply(self, rows: pa.Table, events: str, changelog: Callable[[], str], position: int) -> str:
         """Fold new changelog rows, the relation ``events``, into the state ``rows`` of the keys that they touch: the name of
@@ -40,7 +41,7 @@ class Fold:
         ``position`` orders tombstones.
         """
         db, rule = self.db, self.rule
-        self._create(self.state, rule.state_columns)
+        db.execute(self._no_rows)
         if rows.num_rows:
             db.register("_before", rows)
             db.execute(f"INSERT INTO {quoted(self.state)} BY NAME SELECT * FROM _before")
@@ -74,10 +75,6 @@ class Fold:
         self._make(self._rows, self.rule.combine(self._spread(None), self.state, None, again=True))
         return self._rows
 
-    def _create(self, table: str, columns: Mapping[str, str]) -> None:
-        made = ", ".join(f"{quoted(c)} {duckdb_type(t)}" for c, t in columns.items())
-        self.db.execute(f"CREATE OR REPLACE TABLE {quoted(table)} ({made})")
-
     def _keys(self) -> str:
         return ", ".join(map(quoted, self.rule.keys))
 
@@ -94,3 +91,8 @@ class Fold:
 
     def _make(self, table: str, query: str) -> None:
         self.db.execute(f"CREATE OR REPLACE TEMP TABLE {quoted(table)} AS {to_duckdb(query)}")
+
+
+def _created(table: str, columns: Mapping[str, str]) -> str:
+    made = ", ".join(f"{quoted(c)} {duckdb_type(t)}" for c, t in columns.items())
+    return f"CREATE OR REPLACE TABLE {quoted(table)} ({made})"

@@ -57,8 +57,7 @@ def _arrow(pages: Iterator[Columns], schema: pa.Schema) -> Iterator[bytes]:
     sink = io.BytesIO()
     with pa.ipc.new_stream(sink, schema) as writer:
         for rows in pages:
-            columns = [rows[field.name].cast(field.type) for field in schema]
-            writer.write_batch(pa.record_batch(columns, schema=schema))
+            writer.write_batch(pa.record_batch([rows[name] for name in schema.names], schema=schema))
             yield sink.getvalue()
             sink.seek(0)
             sink.truncate()

@@ -23,7 +23,7 @@ from api.delta import pin, unpin
 from api.duck import literal, quoted
 from api.feed import batches
 from api.fold import GUARD, Fold
-from api.overlay import Key
+from api.overlay import Key, keys_of
 from api.problems import Problem
 from api.snapshot import Row, Snapshot, casts, load, of_table
 from statehouse.config import Config, Store, Stream, parse_expression
@@ -194,7 +194,7 @@ class Lake:
                 raise _gone(f"the changelog no longer has what came after version {start}") from error
             found = db.execute("SELECT DISTINCT * FROM _touched ORDER BY ALL").to_arrow_table()
             db.execute("DROP TABLE _touched")
-        return [tuple(row.values()) for row in found.to_pylist()]
+        return keys_of(found.columns)
 
     def _read(
         self, snapshot: Snapshot, read: Callable[[duckdb.DuckDBPyConnection, str], pa.Table]

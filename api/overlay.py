@@ -64,11 +64,11 @@ class Overlay:
         found, order = [], []
         for part in np.unique(which):
             (first, rows), here = parts[part], np.flatnonzero(which == part)
-            found.append(_taken(rows, wanted[here] - first, names))
+            found.append(taken(rows, wanted[here] - first, names))
             order.append(here)
         if len(found) == 1:
             return found[0]
-        return _taken(joined(found), np.argsort(np.concatenate(order)), names)
+        return taken(joined(found), np.argsort(np.concatenate(order)))
 
     def tidied(self) -> Overlay:
         """The same, without the rows that nobody refers to, if they are many."""
@@ -86,11 +86,12 @@ class Overlay:
             number += spot.row >= 0
 
 
-def taken(columns: Columns, places: Sequence[int] | np.ndarray) -> Columns:
-    """The rows of some columns at these places."""
-    return _taken(columns, np.asarray(places, np.int64), columns)
+def taken(columns: Columns, places: Sequence[int] | np.ndarray, names: Iterable[str] | None = None) -> Columns:
+    """The rows of some columns at these places; of all of the columns, or of those named."""
+    chosen = pa.array(places, pa.int64())
+    return {name: columns[name].take(chosen) for name in (columns if names is None else names)}
 
 
-def _taken(columns: Columns, places: np.ndarray, names: Iterable[str]) -> Columns:
-    chosen = pa.array(places)
-    return {name: columns[name].take(chosen) for name in names}
+def keys_of(columns: Iterable[pa.Array | pa.ChunkedArray]) -> list[Key]:
+    """The keys that some columns hold."""
+    return list(zip(*(column.to_pylist() for column in columns), strict=True))

@@ -67,12 +67,6 @@ class Followed:
     )  # of what was committed until then, it is known what is not folded yet
     error: str | None = None
     recent: Recent = field(default_factory=Recent)  # the keys that the tail has changed
-    settling: bool = False  # a recovery is not finished yet: the tail begins when it is
-
-    @property
-    def follows(self) -> bool:
-        """Whether it is known what changes."""
-        return self.tail is not None or self.settling
 
 
 class Replica:
@@ -129,7 +123,7 @@ class Replica:
         where that is too long ago, None for all of it where what changes in this store is not known, or not just now."""
         followed = self._stores[store]
         for _ in range(100):
-            if not followed.follows or self._stop.is_set():
+            if followed.tail is None or self._stop.is_set():
                 break
             epoch, end, keys = followed.recent.since(since)
             snapshot = followed.snapshot  # after the keys: it has all of their changes
@@ -144,14 +138,14 @@ class Replica:
 
         def news() -> bool:
             recent = followed.recent
-            return self._stop.is_set() or not followed.follows or recent.epoch != epoch or recent.end > position
+            return self._stop.is_set() or followed.tail is None or recent.epoch != epoch or recent.end > position
 
         with self._refreshed:
             return self._refreshed.wait_for(news, seconds)
 
     def follows(self, store: str) -> bool:
         """Whether it is known what changes in a store."""
-        return self._stores[store].follows
+        return self._stores[store].tail is not None
 
     def unreplaced(self, store: str) -> bool:
         """Whether no other state was in the store's place before, as far as can be known."""
@@ -201,7 +195,8 @@ class Replica:
                     if not trouble:
                         self._tail(followed)
                     self._measure(followed)
-                    followed.seen = began if not trouble else followed.seen
+                    if not trouble:
+                        followed.seen = began
                 except BaseException as error:
                     trouble = f"state/{followed.store.name}: {_line(error)}"
                 if trouble and trouble != followed.error:
@@ -256,22 +251,19 @@ class Replica:
         """Put a newer version of the table, caught up with the changelog, in the place of the older one and its tail; False
         where it is not the newest one and cannot be caught up."""
         before, old = followed.snapshot, followed.tail
-        began, tail = snapshot.position or 0, self._tail_of(followed, snapshot)
-        followed.tail = tail
-        known = min(before.position or 0, followed.recent.end) if snapshot.epoch == before.epoch else began
-        if began < known:  # what changed up to there has been told of
-            self._catch_up(followed, snapshot, known)
-        changed = self._catch_up(followed, snapshot)
-        if not followed.follows and snapshot.version != mark.version:
-            followed.tail = old
+        began, begun = snapshot.position or 0, self._tail_of(snapshot)
+        tail, known = begun, began
+        if snapshot.epoch == before.epoch:  # what changed up to there has been told of
+            known = max(began, min(before.position or 0, followed.recent.end))
+            tail, _ = self._catch_up(followed, tail, snapshot, known)
+        tail, changed = self._catch_up(followed, tail, snapshot)
+        if tail is None and snapshot.version != mark.version:
             return False
-        lost = tail is not None and followed.tail is None
-        if lost and old and snapshot.epoch == before.epoch and began < (before.position or 0):
-            followed.tail = old  # the changelog was vacuumed, but this one has folded it: answers never go back
-            return True
+        if begun and not tail and old and snapshot.epoch == before.epoch and began < (before.position or 0):
+            return True  # the changelog was vacuumed, but the older one has folded it: answers never go back
         gone = expired(before, snapshot)
-        followed.snapshot = snapshot
-        followed.recent.add(snapshot, max(began, known), changed)
+        followed.snapshot, followed.tail = snapshot, tail
+        followed.recent.add(snapshot, known, changed)
         followed.recent.add(snapshot, snapshot.position or 0, gone)
         if old:
             old.close()
@@ -293,9 +285,8 @@ class Replica:
         left = followed.recent.count(position)  # to be folded again on top of it
         return left is not None and left <= len(snapshot.overlay) // 2
 
-    def _tail_of(self, followed: Followed, snapshot: Snapshot) -> Tail | None:
+    def _tail_of(self, snapshot: Snapshot) -> Tail | None:
         """What goes on from a snapshot; None where DuckDB has no words for its rule, or where there is no feed."""
-        followed.settling = False
         if snapshot.rule is None or snapshot.rule.store.stream not in self.config.streams:
             return None
         if self.config.api.replica == "none":
@@ -303,44 +294,39 @@ class Replica:
         try:
             if not can_follow(table(self.config, "changelog", snapshot.rule.store.stream)):
                 return None
-            tail = Tail(self._db, snapshot, self.config)
+            return Tail(self._db, snapshot, self.config)
         except (sqlglot.errors.SqlglotError, duckdb.Error) as error:
             log.info("store %s follows its table: %s", snapshot.rule.store.name, _line(error))
             return None
-        if tail.ready:
-            return tail
-        tail.close()
-        followed.settling = True
-        return None
 
     def _tail(self, followed: Followed) -> None:
-        if followed.settling:
-            followed.tail = self._tail_of(followed, followed.snapshot)
         if followed.tail is not None:
             began = followed.snapshot.position or 0
-            followed.recent.add(followed.snapshot, began, self._catch_up(followed, followed.snapshot))
+            followed.tail, changed = self._catch_up(followed, followed.tail, followed.snapshot)
+            followed.recent.add(followed.snapshot, began, changed)
 
-    def _catch_up(self, followed: Followed, snapshot: Snapshot, end: int | None = None) -> Collection[Key]:
-        """Fold what the changelog has after the snapshot (up to the ``end``); the keys that changed. Where that fails the store
-        is at its table's versions from now on, until one of those is read again."""
-        tail, head = followed.tail, self._heads.get(followed.store.stream)
+    def _catch_up(
+        self, followed: Followed, tail: Tail | None, snapshot: Snapshot, end: int | None = None
+    ) -> tuple[Tail | None, Collection[Key]]:
+        """Fold what the changelog has after the snapshot (up to the ``end``): the tail, and the keys that changed. Where that
+        fails there is no tail any more: the store is at its table's versions, until one of those is read again."""
+        head = self._heads.get(followed.store.stream)
         head = head if end is None or head is None else min(head, end)
         if tail is None or head is None or (snapshot.position or 0) >= head:
-            return ()
+            return tail, ()
         changed: dict[Key, None] = {}
         step = STEP
         try:
-            while (position := snapshot.position or 0) < head:
+            while tail.begun() and (position := snapshot.position or 0) < head:
                 until = min(head, position + step)
                 events = self._feed(tail.changelog, position, until, head)
                 changed.update(dict.fromkeys(tail.apply(events, until)))
                 step = max(1, step // 2 if events.num_rows > ROWS else step * 2)
-            return changed
+            return tail, changed
         except BaseException as error:
             log.warning("store %s follows its table from now on: %s", followed.store.name, _line(error))
             tail.close()
-            followed.tail = None
-            return ()
+            return None, changed
 
     def _feed(self, changelog: str, start: int, until: int, head: int) -> pa.Table:
         """What a changelog's versions brought. A stream's stores mostly want the same, as long as they are up to date."""

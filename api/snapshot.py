@@ -26,7 +26,7 @@ from api.columns import Columns, count, joined, lines, public, time_of
 from api.delta import pin, unpin
 from api.duck import quoted
 from api.exact import dumps, time
-from api.overlay import ABSENT, UNCHANGED, Key, Overlay, Spot, taken
+from api.overlay import ABSENT, UNCHANGED, Key, Overlay, Spot, keys_of, taken
 from api.where import Where
 from statehouse.config import Config, Store
 from statehouse.errors import StatehouseError
@@ -67,7 +67,7 @@ class Snapshot:
         self._shown = {name: column for name, column in self.columns.items() if not name.startswith("_")}
         self._floats = {name for name in self._shown if self.types[name] == "FLOAT"}
         # A search begins in these, which are Python's, and ends in Arrow's columns.
-        self._marks = list(zip(*(column[::STRIDE].to_pylist() for column in self._keys), strict=True))
+        self._marks = keys_of(column[::STRIDE] for column in self._keys)
 
     def get(self, parts: Sequence[str]) -> Row | None:
         """The state of a key, whose parts are given as text; None where it is absent. In a windowed store it is the key
@@ -170,13 +170,8 @@ class Snapshot:
 
     def schema(self) -> pa.Schema:
         """The same columns as Arrow has them."""
-        assert self.rule is not None
-        types = {n: c.type for n, c in self.columns.items() if not n.startswith("_")}
-        types |= {n: pa.float64() for n in self._floats} | {"reset": pa.string()}
-        if self.rule.store.reducer.per_agent:
-            report = types["reports"].item_type
-            types["reports"] = pa.map_(pa.string(), pa.struct([report.field("value"), report.field("event_time")]))
-        return pa.schema(types)
+        none = self.public({name: column[:0] for name, column in self.columns.items()})
+        return pa.schema({name: column.type for name, column in none.items()})
 
     def present(self, keys: Sequence[Key]) -> tuple[dict[Key, Spot], Columns]:
         """Where the rows of these keys are (in a windowed store those of their every window), and the rows."""

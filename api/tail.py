@@ -16,7 +16,7 @@ from api.delta import pin, unpin
 from api.duck import quoted
 from api.fold import GUARD, Fold
 from api.lake import CHANGELOG, attach, filled
-from api.overlay import Key
+from api.overlay import Key, keys_of
 from api.snapshot import Snapshot, casts
 from statehouse.config import Config
 from statehouse.fold import quoted as spark_quoted
@@ -34,16 +34,24 @@ class Tail:
         self.db, self.config, self.snapshot, self.rule = db, config, snapshot, snapshot.rule
         self.stream = config.streams[self.rule.store.stream]
         self.changelog = table(config, "changelog", self.stream.name)
-        tombstones = table(config, "tombstones", self.rule.store.name)
         self.name = f"tail{next(_numbers)}"
         self.fold = Fold(db, self.rule, self.name)
+        self._begun = False
+        self.begun()
+
+    def begun(self) -> bool:
+        """Whether it can go on: not before a recovery has written the store's tombstones, too."""
+        if self._begun:
+            return True
+        tombstones = table(self.config, "tombstones", self.rule.store.name)
         kept = opened(tombstones)
-        self.ready = (generation(kept) if kept else 0) == snapshot.generation  # else a recovery is not finished yet
-        if kept and self.ready and kept.version() > 0:
+        self._begun = (generation(kept) if kept else 0) == self.snapshot.generation
+        if kept and self._begun and kept.version() > 0:
             columns = ", ".join(map(quoted, self.rule.tombstone_columns))
-            scan = pin(db, tombstones, kept.version(), "_remembered")
-            db.execute(f"INSERT INTO {quoted(self.fold.tombstones)} ({columns}) SELECT {columns} FROM {scan}")
-            unpin(db, "_remembered")
+            scan = pin(self.db, tombstones, kept.version(), "_remembered")
+            self.db.execute(f"INSERT INTO {quoted(self.fold.tombstones)} ({columns}) SELECT {columns} FROM {scan}")
+            unpin(self.db, "_remembered")
+        return self._begun
 
     def apply(self, events: pa.Table, head: int) -> Collection[Key]:
         """Fold the changelog's rows of (the snapshot's position, head]; the keys (and windows) that they touch."""
@@ -67,19 +75,15 @@ class Tail:
         of = ", ".join(map(spark_quoted, self.rule.key_columns))
         touched = to_duckdb(f"SELECT DISTINCT {of} FROM ({self.rule.project(events, guard=GUARD)})")
         key = casts({name: snapshot.types[name] for name in self.rule.key_columns})
-        found = _keys(self.db.execute(f"SELECT {key} FROM ({touched})").to_arrow_table())
+        found = keys_of(self.db.execute(f"SELECT {key} FROM ({touched})").to_arrow_table().columns)
         spots, rows = snapshot.present(found)
         made = self.fold.apply(pa.table(rows), events, lambda: attach(self.db, self.config, self.stream, head), head)
         whole = "window_start IS NOT NULL" if self.rule.store.windows else "TRUE"  # a purge is remembered by its key
         changed = self.db.execute(
             f"SELECT {casts(snapshot.types)}, _present FROM {quoted(made)} WHERE {whole}"
         ).to_arrow_table()
-        keys, present = _keys(changed.select(list(self.rule.keys))), changed["_present"]
+        keys, present = keys_of(changed[name] for name in self.rule.keys), changed["_present"]
         now = changed.filter(present)
         columns = {name: now[name].combine_chunks() for name in snapshot.types}
         snapshot.change(keys, present.to_pylist(), columns, spots, head)
         return keys
-
-
-def _keys(rows: pa.Table) -> list[Key]:
-    return list(zip(*(column.to_pylist() for column in rows.columns), strict=True))

@@ -15,7 +15,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from flask import Flask
 
 from api import changes, create_app
@@ -27,7 +29,7 @@ from jobs.ingest import Ingest
 from jobs.merge import Merge
 from jobs.recover import recover
 from statehouse.config import Config, load
-from statehouse.tables import table
+from statehouse.tables import GENERATION, table
 from tests.lakes import drawn
 from tests.records import SCHEMA, control, record
 from tests.test_api_lake import MOMENT, Sales, State, configured, eventually
@@ -418,6 +420,42 @@ def test_a_state_in_the_place_of_another_is_a_reset(app: Flask, config: Config, 
     problem(app.test_client().get("/stores/last/changes?position=0"), 410, "changes-gone")
     sales.append({"customer": "c", "weight": 1})
     assert following()["data"]["key"] == again()["data"]["key"] == "c"
+
+
+def test_a_store_whose_recovery_is_not_finished_is_followed_all_along(
+    config: Config, sales: Sales, states: dict[str, State]
+) -> None:
+    """Its tombstones are still of the generation before: the fold waits for them, and who follows the store is not told that
+    it cannot be followed (as once happened to who asked while that was looked into)."""
+    replica, asked, stopping = create_app(config).extensions["statehouse"].replica, [0], threading.Event()
+    refused = []
+
+    def asking() -> None:
+        while not stopping.is_set():
+            asked[0] += 1
+            if not replica.follows("last"):
+                refused.append(asked[0])
+
+    thread = threading.Thread(target=asking)
+    try:
+        assert replica.follows("last")
+        thread.start()
+        DeltaTable(states["last"].path).alter.set_table_properties({GENERATION: "1"}, raise_if_not_exists=False)
+        eventually(lambda: replica.status("last")["version"] == 1)
+        head, before = sales.append({"customer": "a", "weight": 1.5}), asked[0]
+        eventually(lambda: replica.status("pairs")["position"] == head and asked[0] > before + 1000)
+        time.sleep(0.5)  # of more refreshes
+        assert replica.status("last")["position"] != head
+        tombstones = table(config, "tombstones", "last")
+        DeltaTable.create(
+            tombstones, pa.schema({"key": pa.string()}), configuration={GENERATION: "1"}, raise_if_key_not_exists=False
+        )
+        eventually(lambda: replica.status("last")["position"] == head)
+        assert not refused
+    finally:
+        stopping.set()
+        thread.join()
+        replica.stop()
 
 
 def test_so_many_streams_and_no_more(app: Flask, monkeypatch: pytest.MonkeyPatch) -> None:
