@@ -46,6 +46,7 @@ def connect(
     connection.execute("SET parquet_metadata_cache = true")  # a lake's files do not change
     connection.execute("SET arrow_large_buffer_size = true")  # a column of strings may have more than 2 GiB
     if root is not None and "://" not in root:  # elsewhere DuckDB loads what reads the store when it first has to
+        connection.execute("SET enable_external_file_cache = false")  # the machine's own has them
         connection.execute(f"SET allowed_directories = [{literal(root)}]")
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
