@@ -18,6 +18,8 @@ from statehouse.kafka import OP_HEADER, STORE_HEADER
 from statehouse.tables import EVENT_COLUMNS
 
 CORRUPT = "_corrupt"
+# A time in the text would be one in the code that Spark makes of it, which the JVM would have to compile anew for each batch.
+NOW = "array(current_timestamp())[CASE WHEN _partition IS NULL THEN 1 ELSE 0 END]"
 LEAST, GREATEST = "TIMESTAMP '0001-01-01 00:00:00'", "TIMESTAMP '9999-12-31 23:59:59.999999'"
 
 
@@ -176,7 +178,7 @@ def parse(records: DataFrame, stream: Stream, rules: Iterable[Rule]) -> DataFram
             F.expr(f"CASE WHEN _op = 'report' THEN {_report_reason(stream)} ELSE {_control_reason(stream, rules)} END"),
         )
         .withColumn("_event_time", F.expr("coalesce(_time, _timestamp)"))
-        .withColumn("_log_time", F.current_timestamp())
+        .withColumn("_log_time", F.expr(NOW))
         .withColumn("_payload", F.expr("_text" if stream.keep_payload else "CAST(NULL AS STRING)"))
         .select(
             *(quoted(c.name) for c in stream.columns),
