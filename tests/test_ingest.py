@@ -41,6 +41,10 @@ REFUSED = [
     ("k", b"[1, 2]", None, "not a JSON object: found [1, 2]"),
     ("k", b'"text"', None, "not a JSON object"),
     ("k", b"null", None, "not a JSON object: found null"),
+    *(
+        ("k", b'{"key": "k", "agent": "a"}' + more, None, "found more after the object")
+        for more in (b' {"key": "l"}', b', {"key": "l"}', b"}", b" x}", b"\n]}", b'"{}"')
+    ),
     ("k", {**GOOD, "n": "many"}, None, "n: found many, expected INT"),
     ("k", {**GOOD, "n": 1.5}, None, "n: found 1.5, expected INT"),
     ("k", {**GOOD, "n": 30_000_000_000}, None, "n: found 30000000000, expected INT"),
@@ -73,6 +77,9 @@ ACCEPTED = [
     (b"\xff\x00", GOOD, None),
     ("k", {**GOOD, "ts": None}, None),
     ("k", {**GOOD, "ts": "9999-12-31T23:59:59.999999Z"}, None),
+    ("k", {**GOOD, "x": {"y": [{"z": 1}, {}]}}, None),
+    ("k", {**GOOD, "x": "} {", "y": "}"}, None),
+    ("k", b'\t{"key": "k", "agent": "a", "x": {"z": NaN}} \r\n', None),
     ("k", {**GOOD, "unknown": {"deep": [1]}}, None),
     ("k", {**GOOD, "n": 2_147_483_647}, None),
     ("big", {**GOOD, "key": "big", "agent": "x" * 5_000_000}, None),
