@@ -206,7 +206,7 @@ def new(offsets: dict[int, int]) -> str:
     """SQL: the records from each partition's offset on.
 
     A number in the text would be one in the code that Spark makes of it, which the JVM would have to compile anew for each
-    batch: most of the processor's time. A map is not.
+    batch, and until it has, run slowly. A map is not.
     """
     pairs = ", ".join(f"{partition}, {offset}L" for partition, offset in offsets.items())
     return f"offset >= coalesce(element_at(map({pairs}), partition), 0)" if offsets else "TRUE"
