@@ -49,11 +49,16 @@ class Fold:
         db.execute("BEGIN")
         try:
             self._fold(events)
-            self._make(self._rows, rule.combine(self._spread(self.tombstones), self.state, self.tombstones))
+            self._make(
+                self._rows,
+                rule.combine(rule.spread("_folded", self.state, self.tombstones), self.state, self.tombstones),
+            )
             torn = f"SELECT {self._keys()} FROM {quoted(self._rows)} WHERE _conflict"
             if db.execute(f"SELECT count(*) FROM ({torn})").fetchone() != (0,):
                 self._fold(changelog(), torn=True)
-                self._make("_anew", rule.combine(self._spread(None), self.state, None, again=True))
+                # Of a torn window nothing may be left: the state's own windows tell that there is one to be absent.
+                spread = rule.spread("_folded", self.state, None)
+                self._make("_anew", rule.combine(spread, self.state, None, again=True))
                 db.execute(
                     f"CREATE OR REPLACE TEMP TABLE _again AS SELECT * FROM _anew WHERE ({self._keys()}) IN ({torn})"
                 )
@@ -72,7 +77,7 @@ class Fold:
         """Fold a store's events, a relation in Spark's words that ``project`` made, with nothing else: the name of a table
         of rows as ``combine`` gives them."""
         self._make("_folded", self.rule.fold(events))
-        self._make(self._rows, self.rule.combine(self._spread(None), self.state, None, again=True))
+        self._make(self._rows, self.rule.combine(self.rule.spread("_folded", None, None), self.state, None, again=True))
         return self._rows
 
     def _keys(self) -> str:
@@ -85,9 +90,6 @@ class Fold:
             keys = ", ".join(map(spark_quoted, self.rule.key_columns))
             events = f"(SELECT * FROM {events} WHERE ({keys}) IN (SELECT {keys} FROM {self._rows} WHERE _conflict))"
         self._make("_folded", self.rule.fold(events))
-
-    def _spread(self, tombstones: str | None) -> str:
-        return self.rule.spread("_folded", self.state if tombstones else None, tombstones)
 
     def _make(self, table: str, query: str) -> None:
         self.db.execute(f"CREATE OR REPLACE TEMP TABLE {quoted(table)} AS {to_duckdb(query)}")

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from delta.tables import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from jobs.lake import create_store, settle
@@ -45,6 +45,8 @@ GONE = (
     "DELTA_TRUNCATED_TRANSACTION_LOG",
     "Could not find any delta files",
 )
+
+COUNTS = "counts"
 
 
 @dataclass(frozen=True)
@@ -93,14 +95,16 @@ class Merge:
         if start == head or head == 0:  # version 0 is the empty table
             return None
         began = time.monotonic()
-        slice_, events, resets, counts = self._read(start, head)
+        events, counted = self._read(start, head)
+        made = self._rows(events, bool(counted and counted["resets"]), start is None)
+        # A checkpoint and not a cache: the plan behind it is long, and would be planned again by each step that follows.
+        rows = made.localCheckpoint()
+        counted = counted or self._observed(made) or self._counted(events)
         kept = metadata(self.state, "unkeyed") or {}
-        counts = {name: kept.get(name, 0) + n for name, n in counts.items()}
-        if not events:  # only the position moves
+        counts = {name: kept.get(name, 0) + counted[name] for name in ("unkeyed", "late")}
+        if not counted["events"]:  # only the position moves
             self._append(self.spark.read.format("delta").load(self.state).limit(0), head, counts)
             return Round(self.store.name, start, head, 0, 0, time.monotonic() - began)
-        # A checkpoint and not a cache: the plan behind it is long, and would be planned again by each step that follows.
-        rows = self._rows(slice_, resets > 0, start is None).localCheckpoint()
         keys, absent, torn = rows.selectExpr("count(*)", "count_if(NOT _present)", "count_if(_conflict)").collect()[0]
         if torn:
             rows = self._again(rows, head).localCheckpoint()
@@ -111,21 +115,36 @@ class Merge:
             self._append(rows.where("_present").select(*map(quoted, self.rule.state_columns)), head, counts)
         else:
             self._merge(rows, head, counts)
-        return Round(self.store.name, start, head, events, keys, time.monotonic() - began)
+        return Round(self.store.name, start, head, counted["events"], keys, time.monotonic() - began)
 
-    def _read(self, start: int | None, head: int) -> tuple[DataFrame, int, int, dict[str, int]]:
-        """The changelog's rows of (start, head]; how many of the store's events they hold, how many of those are resets,
-        and the counts of events that are not in the store."""
+    def _read(self, start: int | None, head: int) -> tuple[DataFrame, dict[str, int] | None]:
+        """The store's events in (start, head] of the changelog, and their counts; or None, where none of them is a set or a
+        purge: then they are read once, and counted by the way."""
         try:
             slice_ = self.slice(start, head)
-            events, resets, unkeyed, late = self._sql(self.rule.count("log"), log=slice_).collect()[0]
+            events = self._sql(f"SELECT * FROM {self.rule.events('log')}", log=slice_)
+            if slice_.where("_op <> 'report'").isEmpty():
+                return events.observe(COUNTS, *self._counts()), None
+            return events, self._counted(events)
         except Exception as error:
             if any(word in str(error) for word in GONE):
                 raise FeedLost(
                     f"store {self.store.name}: {self.changelog} no longer has what came between its versions {start} and {head}"
                 ) from error
             raise
-        return slice_, events, resets, {"unkeyed": unkeyed, "late": late}
+
+    def _counts(self) -> list[Column]:
+        return [F.expr(expression).alias(name) for name, expression in self.rule.counts.items()]
+
+    def _counted(self, events: DataFrame) -> dict[str, int]:
+        return events.select(*self._counts()).collect()[0].asDict()
+
+    def _observed(self, rows: DataFrame) -> dict[str, int] | None:
+        """The counts of the events that some rows were made of. (An executor that was lost may have counted some twice.) None
+        where there are no rows: Spark leaves out of the plan what comes to nothing."""
+        # Not by an Observation: that waits for a listener, and for good where the plan is of SQL.
+        found = rows._jdf.queryExecution().observedMetrics().get(COUNTS)
+        return {name: found.get().getAs(name) for name in self.rule.counts} if found.isDefined() else None
 
     def slice(self, start: int | None, head: int) -> DataFrame:
         """The changelog's rows of (start, head]; of all up to head where start is None."""
@@ -145,11 +164,11 @@ class Merge:
             frame.createOrReplaceTempView(name)
         return self.spark.sql(query)
 
-    def _rows(self, slice_: DataFrame, resets: bool, first: bool) -> DataFrame:
-        """The new rows of the slice's keys; of the ``first`` round, which has all of the events, without a look back."""
+    def _rows(self, events: DataFrame, resets: bool, first: bool) -> DataFrame:
+        """The new rows of the events' keys; of the ``first`` round, which has all of them, without a look back."""
         rule, load = self.rule, self.spark.read.format("delta").load
-        events = self._sql(rule.project("log"), log=slice_)
-        folded_ = self._sql(rule.fold("events", resets), events=events)
+        placed = self._sql(rule.placed("events"), events=events)
+        folded_ = self._sql(rule.fold("placed", resets), placed=placed)
         if rule.store.windows and resets:
             folded_ = folded_.localCheckpoint()  # the purges in it are looked up more than once
         views = {"folded": folded_, "state": load(self.state)}
@@ -167,7 +186,8 @@ class Merge:
         whole = log.join(torn, list(rule.key_columns), "semi")  # a purge of a key has no window
         folded_ = self._sql(rule.fold("events"), events=whole)
         state = self.spark.read.format("delta").load(self.state)
-        query = rule.combine(rule.spread("folded", None, None), "state", None, again=True)
+        # Of a torn window nothing may be left: the state's own windows tell that there is one to be absent.
+        query = rule.combine(rule.spread("folded", "state", None), "state", None, again=True)
         anew = self._sql(query, folded=folded_, state=state).join(torn, list(rule.keys), "semi")
         return rows.where("NOT _conflict").unionByName(anew)
 

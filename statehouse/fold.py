@@ -110,12 +110,13 @@ class Rule:
         memory = {n: self.own[n] for n in self.store.reducer.memory}
         return {**self.keys, **memory, "reset": ORDER, "position": "BIGINT", "log_time": "TIMESTAMP"}
 
-    def _fill(self, text: str, side: str = "") -> str:
+    def _fill(self, text: str, side: str = "", cut: str = "") -> str:
         reducer = self.store.reducer
         parts = {
             "T": self.value_input,
             "ACC": accumulator(self.value_input),
             "s": side,
+            "cut": cut,
             **{str(i): literal(a) for i, a in enumerate(self.store.arguments)},
             **{f"sql:{n}": e for n, e in reducer.written.items()},
         }
@@ -161,8 +162,11 @@ class Rule:
             return f"CASE WHEN _value RLIKE '^[-+]?[0-9]+$' THEN CAST(_value AS {kind}) END"
         return f"CAST(_value AS {self.event_type})"
 
-    def _events(self, changelog: str, guard: str) -> str:
-        """The store's events before windows, also those that have no key."""
+    def events(self, changelog: str, guard: str = "{}") -> str:
+        """A relation of the store's events out of rows of the changelog, before windows, and also those that have no key.
+
+        ``guard`` is put around what a user wrote: DuckDB needs ``TRY({})`` for what Spark makes null by itself.
+        """
         store, reducer = self.store, self.store.reducer
         keys = ",\n    ".join(
             f"CASE WHEN _op = 'report' THEN CAST({guard.format(k.expression)} AS {t}) ELSE {control} END AS {quoted(k.name)}"
@@ -199,11 +203,12 @@ class Rule:
         return f"({at} - (({at} % {step}) + {step}) % {step} - {back} * {step})"
 
     def project(self, changelog: str, guard: str = "{}") -> str:
-        """The store's events out of rows of the changelog.
+        """The store's events out of rows of the changelog; ``guard`` as in :meth:`events`."""
+        return self.placed(self.events(changelog, guard))
 
-        ``guard`` is put around what a user wrote: DuckDB needs ``TRY({})`` for what Spark makes null by itself.
-        """
-        events, made = self._events(changelog, guard), "_order, _event_time, _op, _agent, _value, _reset"
+    def placed(self, events: str) -> str:
+        """Those of the :meth:`events` that have a key, each in its windows."""
+        made = "_order, _event_time, _op, _agent, _value, _reset"
         if not self.store.windows:
             return f"\n  SELECT {self._key_list()}, {made} FROM {events} WHERE NOT {self._unkeyed}"
         size, step = self.store.windows
@@ -214,21 +219,26 @@ class Rule:
   WHERE NOT {self._unkeyed} AND CASE WHEN _op = 'report'
     THEN _start + {size} > unix_micros(_event_time) AND NOT {self.late("_start")} ELSE _back = 0 END"""
 
-    def count(self, changelog: str) -> str:
-        """One row: the store's events, how many of them are resets, how many more have no key, and how many more came
-        after the retention of their windows."""
+    @property
+    def counts(self) -> dict[str, str]:
+        """Aggregates of the :meth:`events`: how many there are, how many of them are ``resets``, how many more have no key, and
+        how many more came after the retention of their windows."""
         late = f"(_op = 'report' AND {self.late(self._start())})" if self.store.windows else "FALSE"
-        return f"""
-  SELECT count_if(NOT {self._unkeyed} AND NOT {late}), count_if(_reset AND NOT {self._unkeyed}),
-    count_if({self._unkeyed}), count_if(NOT {self._unkeyed} AND {late})
-  FROM {self._events(changelog, "{}")}"""
+        return {
+            "events": f"count_if(NOT {self._unkeyed} AND NOT {late})",
+            "resets": f"count_if(_reset AND NOT {self._unkeyed})",
+            "unkeyed": f"count_if({self._unkeyed})",
+            "late": f"count_if(NOT {self._unkeyed} AND {late})",
+        }
 
     def fold(self, events: str, resets: bool = True) -> str:
         """One row a key out of the store's events; ``resets=False`` promises that none of them is a reset."""
         reducer = self.store.reducer
         keys = self._key_list()
-        folds = ", ".join(f"{self._fill(e)} AS {quoted(c)}" for c, e in reducer.fold.items())
-        cut = "max(CASE WHEN _reset THEN _order END)" if resets else f"CAST(NULL AS {ORDER})"
+        none = f"CAST(NULL AS {ORDER})"
+        after = "max(_after)" if resets else none  # as reset, but also of a windowed store
+        folds = ", ".join(f"{self._fill(e, cut=after)} AS {quoted(c)}" for c, e in reducer.fold.items())
+        cut = "max(CASE WHEN _reset THEN _order END)" if resets else none
         if reducer.per_agent:
             agents = f"""SELECT {keys}, _agent, max_by(_value, _order) AS _value, max(_event_time) AS _event_time,
     max(_order) AS _order, {cut} AS _cut FROM {events} GROUP BY {keys}, _agent"""
@@ -239,7 +249,7 @@ class Rule:
         standing = events
         if reducer.additive and resets:  # a windowed store's resets are of the key
             of = self._key_list(windows=False)
-            standing = f"""(SELECT _e.* FROM {events} AS _e LEFT JOIN
+            standing = f"""(SELECT _e.*, _r._cut AS _after FROM {events} AS _e LEFT JOIN
     (SELECT {of}, max(_order) AS _cut FROM {events} WHERE _reset GROUP BY {of}) AS _r USING ({of})
     WHERE _r._cut IS NULL OR _e._order >= _r._cut)"""
         if not reducer.written:
@@ -248,7 +258,7 @@ class Rule:
         named = f"(SELECT *, _value AS value, _event_time AS event_time, _agent AS agent FROM {standing})"
         values = f"SELECT {keys}, {folds} FROM {named} WHERE _value IS NOT NULL GROUP BY {keys}"
         if not resets:
-            return f"\n  SELECT *, CAST(NULL AS {ORDER}) AS reset FROM ({values})"
+            return f"\n  SELECT *, {none} AS reset FROM ({values})"
         return f"""
   SELECT {keys}, {", ".join(map(quoted, reducer.fold))}, _cut AS reset
   FROM (SELECT {keys}, {cut} AS _cut FROM {events} GROUP BY {keys}) AS _r LEFT JOIN ({values}) AS _v USING ({keys})"""

@@ -7,7 +7,7 @@ an entry here: ``statehouse check``, the docs and the property tests pick it up.
 The columns that the expressions see:
 
 * ``fold`` aggregates events: ``_order`` (the order key, see :data:`ORDER`), ``_event_time``, ``_agent``,
-  ``_value``. Of an ``additive`` reducer only what is not before the key's last reset.
+  ``_value``. Of an ``additive`` reducer only what is not before the key's last reset, whose order is ``{cut}``.
 * ``prune`` takes from a row ``{s}`` what is before ``_reset``, the greater reset of the two rows that meet.
 * ``combine`` sees the two rows as ``a`` (the older state, or a tombstone) and ``b``, both pruned; any column may
   be null where there is no such row. It must be commutative, associative, and ``b`` applied to nothing is ``b``.
@@ -27,9 +27,9 @@ from dataclasses import dataclass, field
 # then five digits of partition + 1 (0 is for loaded files), then fifteen of offset. Strings and structs would make
 # both engines sort where this hashes.
 ORDER = "DECIMAL(38,0)"
+_AT = "CAST(unix_micros({}) AS DECIMAL(38,0)) * CAST(100000000000000000000 AS DECIMAL(38,0))"
 ORDER_SQL = (
-    "CAST(unix_micros(_event_time) AS DECIMAL(38,0)) * CAST(100000000000000000000 AS DECIMAL(38,0))"
-    " + CAST(_partition + 1 AS DECIMAL(38,0)) * CAST(1000000000000000 AS DECIMAL(38,0))"
+    _AT.format("_event_time") + " + CAST(_partition + 1 AS DECIMAL(38,0)) * CAST(1000000000000000 AS DECIMAL(38,0))"
     " + CAST(_offset AS DECIMAL(38,0))"
 )
 
@@ -86,14 +86,24 @@ def _additive(
     event_value: str = "{value}",
     value_optional: bool = False,
     written: dict[str, str] | None = None,
+    exact: bool = False,
 ) -> Reducer:
-    """A reducer over all values since the last reset. ``_first`` and ``_last`` say whether a late reset cuts them."""
+    """A reducer over all values since the last reset. ``_first`` and ``_last`` say whether a late reset cuts them.
+
+    They are the least and the greatest order of the microseconds that the values are from, so that a reset is never taken
+    for one that does not cut them; one of just that microsecond may be folded again for nothing. Spark's decimals are
+    slow, and so there is one a key and not one an event. ``exact``: ``_first`` is the least event's own.
+    """
     columns = {**columns, "_first": ORDER, "_last": ORDER, "_time": "TIMESTAMP"}
     counted = "FILTER (WHERE _value IS NOT NULL)"
+    first = f"{_AT.format(f'min(_event_time) {counted}')}"
     fold = {
         **fold,
-        "_first": f"min(_order) {counted}",
-        "_last": f"max(_order) {counted}",
+        # Not before the reset that it stands after.
+        "_first": f"min(_order) {counted}"
+        if exact
+        else f"CASE WHEN count(_value) > 0 THEN greatest({first}, {{cut}}) END",
+        "_last": f"{_AT.format(f'max(_event_time) {counted}')} + CAST(99999999999999999999 AS DECIMAL(38,0))",
         "_time": f"max(_event_time) {counted}",
     }
     combine = {
@@ -242,6 +252,7 @@ REDUCERS: dict[str, Reducer] = {
             fold={"total": "min_by(_value, _order) FILTER (WHERE _value IS NOT NULL)"},
             combine={"total": "CASE WHEN b._first IS NULL OR a._first <= b._first THEN a.total ELSE b.total END"},
             value="total",
+            exact=True,
         ),
     )
 }
