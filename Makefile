@@ -6,6 +6,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+CLASSES := .venv/.classes
 
 JAVA := $${JAVA_HOME:+"$$JAVA_HOME"/bin/}java
 # Succeeds for a Java that Spark 4.0 runs on: 17 to 22 (later ones lack Subject.getSubject, which Hadoop calls),
@@ -52,10 +53,17 @@ $(INSTALLED): setup.cfg pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-demo: install ## Kafka, simulated agents and tills, the jobs and the API, until Ctrl-C
+# Half the time of a start is Spark loading its classes. Without the archive everything works as well.
+$(CLASSES): spark-defaults.conf demo/classes.py | install
+	@echo "making an archive of the classes that Spark loads, so that jobs start faster; a minute, once ..."
+	@$(BIN)/python -m demo.classes >.venv/classes.log 2>&1 || \
+		echo "it could not be made (.venv/classes.log); jobs start without it" >&2
+	@touch $@
+
+demo: install $(CLASSES) ## Kafka, simulated agents and tills, the jobs and the API, until Ctrl-C
 	@$(BIN)/python -m demo
 
-test: lint ## lint, then all tests
+test: lint $(CLASSES) ## lint, then all tests
 	@$(BIN)/python -m pytest
 
 law: install ## the law at its full size: 500 examples a store, a million events

@@ -40,7 +40,7 @@ class Jobs:
         began = time.monotonic()
         self.unserve = metrics.serve(config)
         log.info(
-            "starting Spark; its log is %s (the first time it fetches 36 MB of jars)",
+            "starting Spark; its log is %s (the first time it fetches 23 MB of jars)",
             spark_log or "on the console",
         )
         self.spark: SparkSession = session("statehouse", spark_log)

@@ -11,6 +11,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from jobs.classes import with_archive
 from statehouse.config import Config
 from statehouse.errors import LakeBusy
 
@@ -36,6 +37,8 @@ def session(app: str, log: Path | None = None, **settings: str) -> SparkSession:
     made: dict[str, Any] = {**defaults(), **settings}
     if "SPARK_ENV_LOADED" not in os.environ and "PYSPARK_GATEWAY_PORT" not in os.environ:
         made.setdefault("spark.master", f"local[{os.cpu_count()}]")
+        if made["spark.master"].startswith("local"):
+            made = with_archive(made)
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
         made.setdefault("spark.sql.warehouse.dir", str(log.parent / "warehouse"))  # not a folder wherever one stands

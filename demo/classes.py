@@ -1,0 +1,82 @@
+"""Make the archive of Spark's classes (:mod:`jobs.classes`): ``python -m demo.classes``, called by ``make install``.
+
+A few events go through an embedded Kafka, the jobs' ingest and a merge, and what the JVM has loaded by then is the archive.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Producer
+from pyspark import SparkContext
+
+from demo.broker import Broker
+from jobs.classes import archive, with_jars
+from jobs.run import Jobs
+from jobs.session import defaults, session
+from statehouse import kafka
+from statehouse.config import load
+
+EVENTS = 1000
+CONFIG = """
+root: ./lake
+kafka: {{bootstrap.servers: "{bootstrap}"}}
+streams:
+  s: {{topic: t, schema: "key STRING, agent STRING, n BIGINT, ts TIMESTAMP", time: ts}}
+stores:
+  total: {{stream: s, key: key, value: n, reduce: sum}}
+  status: {{stream: s, key: key, agent: agent, value: n % 3, reduce: majority}}
+"""
+
+
+def main() -> None:
+    """Make the archive anew, whatever is there."""
+    settings = defaults()
+    listed, classes = archive(settings)
+    listed.parent.mkdir(parents=True, exist_ok=True)
+    for old in (listed, classes):
+        old.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory() as name, Broker(Path(name) / "kafka") as broker:
+        folder, part = Path(name), classes.with_suffix(".part")
+        jars = session("classes", folder / "spark.log").sparkContext.getConf().get("spark.jars", "").split(",")
+        end()
+        listed.write_text("\n".join(jar.removeprefix("file://") for jar in jars))
+        part.unlink(missing_ok=True)
+        session("classes", folder / "spark.log", **with_jars(settings, listed, f"-XX:ArchiveClassesAtExit={part}"))
+        (folder / "statehouse.yaml").write_text(CONFIG.format(bootstrap=broker.bootstrap))
+        kafka.create_topic({"bootstrap.servers": broker.bootstrap}, "t")
+        config = load(folder / "statehouse.yaml", {})
+        for _ in range(2):  # the second merge has a state to go on from
+            send(broker.bootstrap)
+            Jobs(config).run(once=True)
+        end()
+        part.rename(classes)
+
+
+def send(bootstrap: str) -> None:
+    """Some events of each kind."""
+    producer = Producer({"bootstrap.servers": bootstrap})
+    for n in range(EVENTS):
+        key = f"k{n % 100}"
+        event = {"key": key, "agent": f"a{n % 7}", "n": n, "ts": f"2024-05-01T{n % 24:02}:00:00Z"}
+        producer.produce("t", key=key, value=json.dumps(event) if n % 50 else "none")
+        if n % 60 == 0:
+            producer.produce("t", key="k1", headers={kafka.OP_HEADER: b"purge"})
+    producer.flush(30)
+
+
+def end() -> None:
+    """End Spark and its JVM, and wait for it."""
+    gateway: Any = SparkContext._gateway
+    session("classes").stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(300)  # it writes the archive now
+    SparkContext._gateway = SparkContext._jvm = None
+
+
+if __name__ == "__main__":
+    main()
