@@ -1,7 +1,8 @@
 """How fast the jobs are: `python -m bench.throughput [EVENTS] [KEYS]`.
 
 Random events are sent to an embedded Kafka; then `statehouse run --once`, from the start of its process until changelog and
-state have all of them, its tree's memory looked at ten times a second (`/proc`, so Linux only).
+state have all of them, its tree's memory looked at ten times a second (`/proc`, so Linux only); then the same sums by
+Kafka Streams (:mod:`bench.peer`), with either of its guarantees.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from confluent_kafka import Producer
 
 from api import duck
+from bench import peer
 from bench.recovery import measured
 from demo.broker import Broker
 from statehouse.config import load
@@ -49,7 +51,7 @@ def send(bootstrap: str, events: int, keys: int) -> int:
         )
         while True:
             try:
-                producer.produce("t", value=payload, partition=event % 2)
+                producer.produce("t", key=b"device-%08d" % key, value=payload)
                 break
             except BufferError:
                 producer.poll(0.1)
@@ -81,6 +83,11 @@ def main(events: int = 5_000_000, keys: int = 1_000_000) -> None:
             assert whole == db.sql(f"SELECT sum(value), count(*) FROM {state}").fetchone(), "the state is another"
         print(f"{events / took:,.0f} events/s, load average {os.getloadavg()[0]:.1f}")
         print((folder / "log").read_text())
+        for guarantee in peer.GUARANTEES:
+            seconds, processor = peer.measured(folder, broker.bootstrap, guarantee, events)
+            print(
+                f"Kafka Streams, {guarantee}: {events / seconds:,.0f} events/s, {seconds:.0f} s, processor {processor:.0f} s"
+            )
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
     ):  # a language of its own, which tests/test_api_where.py tries
         query["where"] = CONDITIONS[len(query["where"]) % len(CONDITIONS)]
     if case.path.endswith("/changes") and _number(query.get("timeout", 0)) <= 86_400:  # a stream that ends
-        query["timeout"] = 0.01
+        case.query = query = {**query, "timeout": 0.01}
     if "after" in query and _number(query.get("timeout", 0)) <= 2:
         query["timeout"] = 0.01
 
