@@ -190,6 +190,8 @@ def test_the_past_of_a_key_is_the_oracles(spark, filled):
                     position,
                 )
         assert client.get("/stores/total/keys/k0?version=99").status_code == 404
+        # Were all the numbers up to there looked at, it would be the 503 of a lake that is not read in time, after minutes.
+        assert client.get("/stores/total/keys/k0?version=999999999").status_code == 404
         assert client.get("/stores/total/keys/nope/history").status_code == 404
         assert client.get("/stores/total/keys/k0?at=yesterday").status_code == 400
         token = f"t:0:{COUNT + 59}"
