@@ -143,14 +143,11 @@ class Lake:
     def version(
         self, store: Store, parts: Sequence[str], snapshot: Snapshot, version: int
     ) -> tuple[Row | None, int | None]:
-        """The state of a key as a version of the table has it, and that version's position. Raises a problem (404) where there
-        is no such version yet."""
+        """The state of a key as a version of the table has it, and that version's position."""
         newest = opened(table(self.config, "state", store.name))
-        # Not left to deltalake, which goes through all the numbers up to there: for minutes.
+        # Not left to deltalake to find out, which goes through all the numbers up to there: for minutes.
         if newest is None or version > newest.version():
-            last = newest.version() if newest else None
-            detail = f"found no version {version} of state/{store.name}, expected one up to {last}"
-            raise Problem(404, "unknown-version", detail)
+            raise DeltaError(f"state/{store.name} has no version {version} yet")
         with self._tables.turn() as db:
             self._want(db, snapshot, parts)
             found = load(db, self.config, store, version, WANTED)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from pathlib import Path
 
 import pyspark
 
-from bench.recovery import usage
+from bench.recovery import watched
 from demo.broker import IVY_SETTINGS, KAFKA
 
 CACHE = Path.home() / ".cache" / "statehouse" / f"kafka-streams-{KAFKA}"
@@ -22,17 +21,7 @@ def jars() -> Path:
         work.mkdir(parents=True, exist_ok=True)
         (work / "settings.xml").write_text(IVY_SETTINGS)
         ivy = next(Path(pyspark.__file__).parent.glob("jars/ivy-*.jar"))
-        wanted = [
-            "-dependency",
-            "org.apache.kafka",
-            "kafka-streams",
-            KAFKA,
-            "-confs",
-            "default",
-            "-types",
-            "jar",
-            "bundle",
-        ]
+        wanted = f"-dependency org.apache.kafka kafka-streams {KAFKA} -confs default -types jar bundle".split()
         words = ["-settings", "settings.xml", *wanted, "-retrieve", "jars/[artifact]-[revision].[ext]"]
         subprocess.run(["java", "-jar", str(ivy), *words], cwd=work, check=True, stdout=subprocess.DEVNULL)
         (work / "jars").rename(CACHE)
@@ -42,14 +31,5 @@ def jars() -> Path:
 def measured(folder: Path, bootstrap: str, guarantee: str, events: int) -> tuple[float, float]:
     """Sum the events of the topic ``t``: seconds from the start of the process to its end, and seconds of the processor."""
     words = ["java", "-Xmx3g", "-cp", f"{jars()}/*", str(Path(__file__).with_name("Peer.java"))]
-    began, spent = time.monotonic(), 0.0
-    with (folder / "peer.log").open("ab") as log:
-        process = subprocess.Popen(
-            [*words, bootstrap, "t", str(folder / "peer"), guarantee, str(events)], stdout=log, stderr=log
-        )
-        while process.poll() is None:
-            spent = max(spent, usage(process.pid)[1])
-            time.sleep(0.1)
-    if process.returncode:
-        raise SystemExit((folder / "peer.log").read_text()[-3000:])
-    return time.monotonic() - began, spent
+    took, _, spent = watched([*words, bootstrap, "t", str(folder / "peer"), guarantee, str(events)], folder)
+    return took, spent

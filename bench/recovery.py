@@ -46,18 +46,24 @@ def usage(pid: int) -> tuple[int, float]:
     return total, spent / os.sysconf("SC_CLK_TCK")
 
 
-def measured(folder: Path, *words: str) -> str:
-    """Run a subcommand; its name, seconds, peak of memory, and seconds of the processor."""
+def watched(command: list[str], folder: Path) -> tuple[float, int, float]:
+    """Run a command in a folder, its output to ``log`` there: seconds, bytes of memory at the most, seconds of the processor."""
     began, peak, spent = time.monotonic(), 0, 0.0
     with (folder / "log").open("ab") as log:
-        process = subprocess.Popen([sys.executable, "-m", "statehouse.cli", *words], cwd=folder, stdout=log, stderr=log)
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
         while process.poll() is None:
             memory, seconds = usage(process.pid)
             peak, spent = max(peak, memory), max(spent, seconds)
             time.sleep(0.1)
     if process.returncode:
         raise SystemExit((folder / "log").read_text()[-3000:])
-    return f"statehouse {' '.join(words):28} {time.monotonic() - began:6.0f} s, peak {peak / 2**30:.2f} GiB, processor {spent:.0f} s"
+    return time.monotonic() - began, peak, spent
+
+
+def measured(folder: Path, *words: str) -> str:
+    """Run a subcommand; its name, seconds, peak of memory, and seconds of the processor."""
+    took, peak, spent = watched([sys.executable, "-m", "statehouse.cli", *words], folder)
+    return f"statehouse {' '.join(words):28} {took:6.0f} s, peak {peak / 2**30:.2f} GiB, processor {spent:.0f} s"
 
 
 def main(events: int = 5_000_000, keys: int = 1_000_000) -> None:

@@ -1,4 +1,4 @@
-"""Make the archive of Spark's classes (:mod:`jobs.classes`): ``python -m demo.classes``, called by ``make install``.
+"""Make the archive of Spark's classes (:mod:`jobs.classes`): ``python -m demo.classes``, called by ``make demo`` and ``make test``.
 
 A few events go through an embedded Kafka, the jobs' ingest and a merge, and what the JVM has loaded by then is the archive.
 """

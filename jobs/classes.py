@@ -1,7 +1,7 @@
 """An archive of the classes that Spark loads in a local JVM, so that a job starts in less time.
 
 It is the JVM's own class-data sharing (JEP 350, "Dynamic CDS Archives"), made once for an environment of Python by
-``make install`` (:mod:`demo.classes`). The JVM looks whether the archive fits its class path, and does without where it does
+``make`` (:mod:`demo.classes`). The JVM looks whether the archive fits its class path, and does without where it does
 not: it is never needed. Jars are on the JVM's class path then instead of asked for from Ivy at each start: only those classes can
 be in an archive.
 """

@@ -90,20 +90,20 @@ def _additive(
 ) -> Reducer:
     """A reducer over all values since the last reset. ``_first`` and ``_last`` say whether a late reset cuts them.
 
-    They are the least and the greatest order of the microseconds that the values are from, so that a reset is never taken
-    for one that does not cut them; one of just that microsecond may be folded again for nothing. Spark's decimals are
+    They are the least and the greatest order of the microseconds that the values are from, so that no reset
+    that cuts them is taken for one that does not; for one of just that microsecond they may be folded again for nothing. Spark's decimals are
     slow, and so there is one a key and not one an event. ``exact``: ``_first`` is the least event's own.
     """
     columns = {**columns, "_first": ORDER, "_last": ORDER, "_time": "TIMESTAMP"}
     counted = "FILTER (WHERE _value IS NOT NULL)"
-    first = f"{_AT.format(f'min(_event_time) {counted}')}"
+    first, last = (_AT.format(f"{end}(_event_time) {counted}") for end in ("min", "max"))
     fold = {
         **fold,
         # Not before the reset that it stands after.
         "_first": f"min(_order) {counted}"
         if exact
         else f"CASE WHEN count(_value) > 0 THEN greatest({first}, {{cut}}) END",
-        "_last": f"{_AT.format(f'max(_event_time) {counted}')} + CAST(99999999999999999999 AS DECIMAL(38,0))",
+        "_last": f"{last} + CAST(99999999999999999999 AS DECIMAL(38,0))",
         "_time": f"max(_event_time) {counted}",
     }
     combine = {
