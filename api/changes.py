@@ -231,11 +231,12 @@ def _seconds(text: str | None) -> float:
 
 
 def _place(parameter: str | None) -> Place | None:
-    """Where to go on from, as the header or the parameter says."""
-    header = request.headers.get("Last-Event-ID")
-    kind, name, text = "bad-header", "Last-Event-ID", header
-    if header is None:
-        kind, name, text = "bad-parameter", "position", parameter
+    """Where to go on from, as the header or else the parameter says; each of them has to be right."""
+    found = _parsed("bad-parameter", "position", parameter)
+    return _parsed("bad-header", "Last-Event-ID", request.headers.get("Last-Event-ID")) or found
+
+
+def _parsed(kind: str, name: str, text: str | None) -> Place | None:
     if text is None:
         return None
     found = re.fullmatch(r"(\d{1,18})(?:-([!-~]{1,100}))?", text, re.ASCII)

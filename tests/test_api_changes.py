@@ -372,6 +372,9 @@ def test_what_is_wrong(app: Flask, config: Config, sales: Sales) -> None:
         problem(client.get("/stores/last/changes", query_string={"position": text}), 400, "bad-parameter")
     for header in ("abc", ""):
         problem(client.get("/stores/last/changes", headers={"Last-Event-ID": header}), 400, "bad-header")
+    # A right header does not excuse a wrong parameter.
+    both = client.get("/stores/last/changes?position=x", headers={"Last-Event-ID": "0"})
+    problem(both, 400, "bad-parameter")
     problem(client.get("/stores/last/changes?position=2"), 404, "unknown-position")
     problem(client.get("/stores/last/changes?timeout=-1"), 400, "bad-parameter")
     problem(client.get("/stores/last/changes?since=2"), 400, "bad-parameter")
