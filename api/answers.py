@@ -13,6 +13,9 @@ POSITION: Schema = {
     "description": "the changelog's version that is reflected",
 }
 NAMES = {"type": "array", "items": TEXT}
+OFFSETS: Schema = {"type": "object", "additionalProperties": COUNT, "description": "the next offset, by partition"}
+# Of an answer that is ahead of its position.
+AHEAD: dict[str, Schema] = {"provisional": {"const": True}, "offsets": OFFSETS}
 
 
 def record(properties: dict[str, Schema], optional: tuple[str, ...] = (), more: bool = False) -> Schema:
@@ -91,17 +94,17 @@ def _fields(place: Place) -> dict[str, Schema]:
 
 
 def _state(place: Place) -> Schema:
-    return record({**_fields(place), "position": POSITION}, more=place.rule is None)
+    return record({**_fields(place), "position": POSITION, **AHEAD}, tuple(AHEAD), more=place.rule is None)
 
 
 def page(place: Place) -> Schema:
     """A page of a scan."""
-    return record({"rows": listed(row(place)), "cursor": nullable(TEXT), "position": POSITION})
+    return record({"rows": listed(row(place)), "cursor": nullable(TEXT), "position": POSITION, **AHEAD}, tuple(AHEAD))
 
 
 def found(place: Place) -> Schema:
     """What a lookup answers."""
-    return record({"rows": listed(entry(place)), "missing": listed(ANY), "position": POSITION})
+    return record({"rows": listed(entry(place)), "missing": listed(ANY), "position": POSITION, **AHEAD}, tuple(AHEAD))
 
 
 def history(place: Place) -> Schema:
@@ -155,7 +158,16 @@ def status(place: Place) -> Schema:
         "version": {**POSITION, "description": "the state table's version that is served"},
         "head": {**POSITION, "description": "the changelog's newest version"},
         "lag_ms": {"type": ["integer", "null"], "minimum": 0},
-        "freshness": {"type": "string", "enum": ["changelog", "state"]},
+        "freshness": {"type": "string", "enum": ["live", "changelog", "state"]},
+        "live": record(
+            {
+                "state": {"type": "string", "enum": ["following", "aside", "away", "off"]},
+                "offsets": OFFSETS,
+                "pending": {**COUNT, "description": "events that are shown and not in the changelog yet"},
+                "behind": {**COUNT, "description": "events that are in the topic and not shown"},
+                "lag_ms": {"type": "integer", "minimum": 0},
+            }
+        ),
         "error": text,
     }
     return record(properties, optional=("agent", "where", "value", "window", "retention"))

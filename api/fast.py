@@ -72,7 +72,7 @@ class Fast:
         row = snapshot.get(parts)
         if row is None:
             return None
-        body, tag = point(row, position)
+        body, tag = point(row, position, snapshot.offsets(parts))
         if len(body) > LEAST and "HTTP_ACCEPT_ENCODING" in environ:
             return None
         return (body, tag) if self._gate.wait(caller) == 0 else None

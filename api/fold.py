@@ -40,37 +40,40 @@ class Fold:
         ``changelog`` gives a relation of all rows up to and with these; it is asked for only where a late reset tore a key.
         ``position`` orders tombstones.
         """
+        self.db.execute("BEGIN")
+        try:
+            self.over(rows, events, changelog)
+            remembered = to_duckdb(f"SELECT {self.rule.remembered()} FROM {self._rows} WHERE NOT _present")
+            extra = f"{int(position)} AS position, now() AS log_time"
+            self.db.execute(f"INSERT INTO {quoted(self.tombstones)} BY NAME SELECT *, {extra} FROM ({remembered})")
+            self.db.execute("COMMIT")
+        except BaseException:
+            self.db.execute("ROLLBACK")
+            raise
+        return self._rows
+
+    def over(self, rows: pa.Table, events: str, changelog: Callable[[], str], of: str | None = None) -> str:
+        """The same, but nothing is remembered of the keys that are absent; ``of`` a relation of keys, only theirs."""
         db, rule = self.db, self.rule
         db.execute(self._no_rows)
         if rows.num_rows:
             db.register("_before", rows)
             db.execute(f"INSERT INTO {quoted(self.state)} BY NAME SELECT * FROM _before")
             db.unregister("_before")
-        db.execute("BEGIN")
-        try:
-            self._fold(events)
-            self._make(
-                self._rows,
-                rule.combine(rule.spread("_folded", self.state, self.tombstones), self.state, self.tombstones),
-            )
-            torn = f"SELECT {self._keys()} FROM {quoted(self._rows)} WHERE _conflict"
-            if db.execute(f"SELECT count(*) FROM ({torn})").fetchone() != (0,):
-                self._fold(changelog(), torn=True)
-                # Of a torn window nothing may be left: the state's own windows tell that there is one to be absent.
-                spread = rule.spread("_folded", self.state, None)
-                self._make("_anew", rule.combine(spread, self.state, None, again=True))
-                db.execute(
-                    f"CREATE OR REPLACE TEMP TABLE _again AS SELECT * FROM _anew WHERE ({self._keys()}) IN ({torn})"
-                )
-                db.execute(f"DELETE FROM {quoted(self._rows)} WHERE _conflict")
-                db.execute(f"INSERT INTO {quoted(self._rows)} BY NAME SELECT * FROM _again")
-            remembered = to_duckdb(f"SELECT {rule.remembered()} FROM {self._rows} WHERE NOT _present")
-            extra = f"{int(position)} AS position, now() AS log_time"
-            db.execute(f"INSERT INTO {quoted(self.tombstones)} BY NAME SELECT *, {extra} FROM ({remembered})")
-            db.execute("COMMIT")
-        except BaseException:
-            db.execute("ROLLBACK")
-            raise
+        self._fold(events, of)
+        self._make(
+            self._rows,
+            rule.combine(rule.spread("_folded", self.state, self.tombstones), self.state, self.tombstones),
+        )
+        torn = f"SELECT {self._keys()} FROM {quoted(self._rows)} WHERE _conflict"
+        if db.execute(f"SELECT count(*) FROM ({torn})").fetchone() != (0,):
+            self._fold(changelog(), f"(SELECT * FROM {self._rows} WHERE _conflict)")
+            # Of a torn window nothing may be left: the state's own windows tell that there is one to be absent.
+            spread = rule.spread("_folded", self.state, None)
+            self._make("_anew", rule.combine(spread, self.state, None, again=True))
+            db.execute(f"CREATE OR REPLACE TEMP TABLE _again AS SELECT * FROM _anew WHERE ({self._keys()}) IN ({torn})")
+            db.execute(f"DELETE FROM {quoted(self._rows)} WHERE _conflict")
+            db.execute(f"INSERT INTO {quoted(self._rows)} BY NAME SELECT * FROM _again")
         return self._rows
 
     def alone(self, events: str) -> str:
@@ -83,12 +86,12 @@ class Fold:
     def _keys(self) -> str:
         return ", ".join(map(quoted, self.rule.keys))
 
-    def _fold(self, log: str, torn: bool = False) -> None:
-        """One row a key, as the table ``_folded``; of all keys, or of those that are torn."""
+    def _fold(self, log: str, of: str | None = None) -> None:
+        """One row a key, as the table ``_folded``; of all keys, or of those in a relation."""
         events = f"({self.rule.project(log, guard=GUARD)})"
-        if torn:
+        if of:
             keys = ", ".join(map(spark_quoted, self.rule.key_columns))
-            events = f"(SELECT * FROM {events} WHERE ({keys}) IN (SELECT {keys} FROM {self._rows} WHERE _conflict))"
+            events = f"(SELECT * FROM {events} WHERE ({keys}) IN (SELECT {keys} FROM {of}))"
         self._make("_folded", self.rule.fold(events))
 
     def _make(self, table: str, query: str) -> None:

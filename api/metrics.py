@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from flask import Flask, Response, g, request
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector
@@ -30,6 +31,15 @@ GAUGES = {  # by the name in replica.status: the metric, what it is, and how man
     "version": ("statehouse_store_version", "The state table's version that is served", 1),
     "lag_ms": ("statehouse_store_lag_seconds", "How old the first event is that the state does not have", 1000),
 }
+LIVE_GAUGES = {  # the same, of its field `live`
+    "pending": ("statehouse_live_pending", "Events that are shown and not in the changelog yet", 1),
+    "behind": ("statehouse_live_behind", "Events that are in the topic and not shown", 1),
+    "lag_ms": (
+        "statehouse_live_lag_seconds",
+        "How old the newest event is that is shown, if there are newer ones",
+        1000,
+    ),
+}
 
 
 class Replicas(Collector):
@@ -43,13 +53,23 @@ class Replicas(Collector):
         worker = GaugeMetricFamily("statehouse_worker", "The worker that answers, by its process id", labels=["worker"])
         worker.add_metric([str(os.getpid())], 1)
         yield worker
-        statuses = [self._replica.status(name) for name in self._replica.config.stores]
-        for field, (name, help, unit) in GAUGES.items():
-            gauge = GaugeMetricFamily(name, help, labels=["store"])
-            for status in statuses:
-                if status[field] is not None:
-                    gauge.add_metric([status["name"]], status[field] / unit)
-            yield gauge
+        statuses = {name: self._replica.status(name) for name in self._replica.config.stores}
+        yield from _gauges(GAUGES, statuses)
+        lives = {name: status["live"] for name, status in statuses.items()}
+        yield from _gauges(LIVE_GAUGES, lives)
+        following = GaugeMetricFamily("statehouse_live", "What is done with the topic", labels=["store", "state"])
+        for name, live in lives.items():
+            following.add_metric([name, live["state"]], 1)
+        yield following
+
+
+def _gauges(gauges: dict[str, tuple[str, str, int]], statuses: dict[str, dict[str, Any]]) -> Iterator[Metric]:
+    for field, (name, help, unit) in gauges.items():
+        gauge = GaugeMetricFamily(name, help, labels=["store"])
+        for store, status in statuses.items():
+            if status[field] is not None:
+                gauge.add_metric([store], status[field] / unit)
+        yield gauge
 
 
 def install(app: Flask, replica: Replica) -> Callable[[float], None]:

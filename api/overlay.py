@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,12 +32,19 @@ class Overlay:
     ``spots`` in order keep it from changing. A row's number is its own as long as there is this overlay."""
 
     def __init__(self) -> None:
-        self.spots: SortedDict = SortedDict()
+        self.spots: SortedDict = SortedDict()  # what is shown
+        self.under: dict[
+            Key, Spot
+        ] = {}  # of keys that are shown ahead of the changelog: where they are by the changelog
         self._parts: tuple[tuple[int, Columns], ...] = ()  # the number of the first row, and the rows
         self._count = 0
 
     def __len__(self) -> int:
         return len(self.spots)
+
+    def truth(self, key: Key) -> Spot | None:
+        """Where a key is by the changelog; None where it has not changed."""
+        return self.under.get(key) or self.spots.get(key)
 
     def append(self, rows: Columns) -> int:
         """Take in some rows, which nobody refers to yet: the number of the first."""
@@ -72,18 +80,38 @@ class Overlay:
 
     def tidied(self) -> Overlay:
         """The same, without the rows that nobody refers to, if they are many."""
-        if self._count <= 2 * len(self.spots) + SPARE:
+        if self._count <= 2 * (len(self.spots) + len(self.under)) + SPARE:
             return self
-        made, rows = Overlay(), [spot.row for spot in self.spots.values() if spot.row >= 0]
+        made, spots = Overlay(), (self.spots, self.under)
+        rows = [spot.row for some in spots for spot in some.values() if spot.row >= 0]
         made.append(self.take(rows, self._parts[0][1]) if rows else {})
-        made.spots = SortedDict(self._renumbered())
+        numbers = itertools.count()
+        made.spots = SortedDict(_renumbered(self.spots, numbers))
+        made.under = dict(_renumbered(self.under, numbers))
         return made
 
-    def _renumbered(self) -> Iterator[tuple[Key, Spot]]:
-        number = 0
-        for key, spot in self.spots.items():
-            yield key, Spot(spot.place, spot.there, number) if spot.row >= 0 else spot
-            number += spot.row >= 0
+
+class Truth:
+    """An overlay as the changelog has it: without what is ahead of it."""
+
+    def __init__(self, overlay: Overlay) -> None:
+        self.spots, self.row, self.take = Beneath(overlay), overlay.row, overlay.take
+        self.under: dict[Key, Spot] = {}
+
+
+class Beneath:
+    """The spots of the same."""
+
+    def __init__(self, overlay: Overlay) -> None:
+        self._overlay, self.irange, self.get = overlay, overlay.spots.irange, overlay.truth
+
+    def __getitem__(self, key: Key) -> Spot:
+        return self._overlay.under.get(key) or self._overlay.spots[key]
+
+
+def _renumbered(spots: Mapping[Key, Spot], numbers: Iterator[int]) -> Iterator[tuple[Key, Spot]]:
+    for key, spot in spots.items():
+        yield key, Spot(spot.place, spot.there, next(numbers)) if spot.row >= 0 else spot
 
 
 def taken(columns: Columns, places: Sequence[int] | np.ndarray, names: Iterable[str] | None = None) -> Columns:

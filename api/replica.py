@@ -4,6 +4,8 @@ A store begins as a version of its state table (:mod:`api.snapshot`); what the c
 (:mod:`api.tail`), so that an answer does not wait for the MERGE. A new version is read only when the overlay has grown, when
 the table was replaced, or when the store cannot be followed that way: then it has the MERGE's freshness.
 
+On top of that comes what is in the topic and not in the changelog yet (:mod:`api.live`), where ``api: freshness`` is ``live``.
+
 Readers take the current :class:`Snapshot` and never touch the lake: when it is gone, busy or broken, they go on with what is
 here, and the store says so in ``error``.
 """
@@ -26,6 +28,7 @@ from deltalake.exceptions import DeltaError
 
 from api import direct, disk, duck
 from api.feed import can_follow, feed
+from api.live import FOLLOWING, Live, Offsets
 from api.log import Log, Mark
 from api.overlay import Key
 from api.pool import Pool
@@ -35,9 +38,9 @@ from api.tail import Tail
 from statehouse.config import Config, Store
 from statehouse.tables import (
     commit_time,
+    covered,
     definition_of,
     folded,
-    metadata,
     rows_and_bytes,
     stored_rule,
     table,
@@ -67,6 +70,7 @@ class Followed:
     )  # of what was committed until then, it is known what is not folded yet
     error: str | None = None
     recent: Recent = field(default_factory=Recent)  # the keys that the tail has changed
+    covered: Offsets | None = None  # what the snapshot's position has of the topic; None: it is not known
 
 
 class Replica:
@@ -83,6 +87,10 @@ class Replica:
         self._heads: dict[str, int | None] = {}
         self._feeds: dict[tuple[str, int, int], pa.Table] = {}  # of one refresh
         self._offsets: dict[str, deque[tuple[int, dict[int, int]]]] = {s: deque(maxlen=1000) for s in config.streams}
+        self._lives = {
+            s.name: Live(config, s, [f for f in self._stores.values() if f.store.stream == s.name], self._wake)
+            for s in config.streams.values()
+        }
         self._refreshing = threading.Lock()
         self._refreshed = threading.Condition()
         self._stop = threading.Event()
@@ -91,12 +99,16 @@ class Replica:
         """Load what is there, then follow it in the background."""
         self.refresh()
         threading.Thread(target=self._follow, name="replica", daemon=True).start()
+        if self.config.api.freshness == "live" and self.config.api.replica != "none":
+            for live in self._lives.values():
+                live.start()
 
     def stop(self) -> None:
-        """End the background thread; reads go on as of now."""
+        """End the background threads; reads go on as of now."""
         self._stop.set()
-        with self._refreshed:
-            self._refreshed.notify_all()
+        for live in self._lives.values():
+            live.stop()
+        self._wake()
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
         """A cursor for SQL over what is here; to be closed."""
@@ -109,7 +121,10 @@ class Replica:
     def covers(self, store: str, partition: int, offset: int) -> bool:
         """Whether the store's answers reflect the event at an offset of its stream's topic."""
         followed = self._stores[store]
-        position = followed.snapshot.position
+        snapshot = followed.snapshot
+        if snapshot.ahead.get(str(partition), 0) > offset:
+            return True
+        position = snapshot.position
         reached = [o for v, o in list(self._offsets[followed.store.stream]) if position is not None and v <= position]
         return bool(reached) and reached[-1].get(partition, 0) > offset
 
@@ -128,7 +143,7 @@ class Replica:
             epoch, end, keys = followed.recent.since(since)
             snapshot = followed.snapshot  # after the keys: it has all of their changes
             if snapshot.epoch == epoch and (snapshot.position or 0) >= end:
-                return snapshot, end, keys
+                return snapshot.truth(), end, keys  # positions are the changelog's
             time.sleep(0.01)  # another version takes its place just now
         return None
 
@@ -155,7 +170,10 @@ class Replica:
         """What ``GET /stores/{store}`` says: ``position`` is the changelog's version that answers reflect, ``version`` the
         state table's that they go on from, ``freshness`` what they follow."""
         followed = self._stores[store]
-        snapshot = followed.snapshot
+        snapshot, live = followed.snapshot, self._lives[followed.store.stream].status()
+        freshness = "changelog" if followed.tail else "state"
+        if followed.tail and live["state"] == FOLLOWING:
+            freshness = "live"
         return {
             "name": store,
             **followed.store.definition,
@@ -165,7 +183,8 @@ class Replica:
             "version": snapshot.version,
             "head": self._heads.get(followed.store.stream),
             "lag_ms": _lag(followed),
-            "freshness": "changelog" if followed.tail else "state",
+            "freshness": freshness,
+            "live": live,
             "error": followed.error,
         }
 
@@ -178,14 +197,7 @@ class Replica:
             unread: dict[str, str] = {}
             for stream, changelog in self._changelogs.items():
                 try:
-                    head = changelog.newest()
-                    if head and head.version != self._heads.get(stream):
-                        kept = metadata(changelog.path, "offsets") or {"offsets": {}}
-                        covered = {int(p): o for p, o in kept["offsets"].items()}
-                        # They may be those of a commit that came meanwhile: of none later than this.
-                        newest = changelog.newest() or head
-                        self._offsets[stream].append((newest.version, covered))
-                    self._heads[stream] = head.version if head else None
+                    self._look(stream, changelog)
                 except BaseException as error:
                     unread[stream] = f"changelog/{stream}: {_line(error)}"
             for followed in self._stores.values():
@@ -202,8 +214,33 @@ class Replica:
                 if trouble and trouble != followed.error:
                     log.warning("store %s: %s", followed.store.name, trouble)
                 followed.error = trouble
+            for stream, live in self._lives.items():  # after its stores are there
+                live.cover(self._covered(stream, self._heads.get(stream)))
+        self._wake()
+
+    def _wake(self) -> None:
         with self._refreshed:
             self._refreshed.notify_all()
+
+    def _look(self, stream: str, changelog: Log) -> None:
+        """Find out where a stream's changelog ends, and what it has of the topic there."""
+        head = changelog.newest()
+        if head is None or head.version == self._heads.get(stream):
+            self._heads[stream] = head.version if head else None
+            return
+        newest = DeltaTable(changelog.path)
+        found = covered(newest) or {"topic": None}
+        while (head := changelog.newest()) and head.version != newest.version():  # they may be those of a later one
+            newest = DeltaTable(changelog.path)
+            found = covered(newest) or {"topic": None}
+        if found.get("topic", self.config.streams[stream].topic) == self.config.streams[stream].topic:
+            self._offsets[stream].append((newest.version(), found["offsets"]))
+        self._heads[stream] = newest.version()
+
+    def _covered(self, stream: str, position: int | None) -> Offsets | None:
+        """What a version of the changelog has of the topic; None where that is not known."""
+        wanted = position or 0  # which is the table's creation
+        return next((offsets for version, offsets in reversed(self._offsets[stream]) if version == wanted), None)
 
     def _load(self, followed: Followed) -> str | None:
         mark = followed.log.newest()
@@ -262,7 +299,12 @@ class Replica:
         if begun and not tail and old and snapshot.epoch == before.epoch and began < (before.position or 0):
             return True  # the changelog was vacuumed, but the older one has folded it: answers never go back
         gone = expired(before, snapshot)
-        followed.snapshot, followed.tail = snapshot, tail
+        stream = followed.store.stream
+        offsets = self._covered(stream, snapshot.position)
+        live = self._lives[stream]
+        with live.lock:
+            live.settle(snapshot, tail, offsets)  # before anyone sees it: answers never go back
+            followed.snapshot, followed.tail, followed.covered = snapshot, tail, offsets
         followed.recent.add(snapshot, known, changed)
         followed.recent.add(snapshot, snapshot.position or 0, gone)
         if old:
@@ -300,10 +342,16 @@ class Replica:
             return None
 
     def _tail(self, followed: Followed) -> None:
-        if followed.tail is not None:
-            began = followed.snapshot.position or 0
-            followed.tail, changed = self._catch_up(followed, followed.tail, followed.snapshot)
-            followed.recent.add(followed.snapshot, began, changed)
+        if followed.tail is None:
+            return
+        snapshot, stream = followed.snapshot, followed.store.stream
+        began, live = snapshot.position, self._lives[stream]
+        with live.lock:
+            followed.tail, changed = self._catch_up(followed, followed.tail, snapshot)
+            if followed.tail is None or snapshot.position != began:
+                followed.covered = self._covered(stream, snapshot.position)
+                live.settle(snapshot, followed.tail, followed.covered)
+        followed.recent.add(snapshot, began or 0, changed)
 
     def _catch_up(
         self, followed: Followed, tail: Tail | None, snapshot: Snapshot, end: int | None = None

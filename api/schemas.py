@@ -12,11 +12,10 @@ from typing import Any
 from sqlglot import exp
 
 from api.keys import ESCAPED
-from api.typed import BASE64, BITS
+from api.typed import BASE64, BITS, LARGEST
 
 Schema = dict[str, Any]
 
-LARGEST = 1.7976931348623157e308  # a double
 ANY: Schema = {}
 TEXT: Schema = {"type": "string"}
 COUNT: Schema = {"type": "integer", "minimum": 0}

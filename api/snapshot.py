@@ -8,6 +8,7 @@ The columns have the reducer's own too, so that a fold can go on from them.
 from __future__ import annotations
 
 import bisect
+import copy
 import datetime as dt
 import itertools
 import threading
@@ -26,7 +27,7 @@ from api.columns import Columns, count, joined, lines, public, time_of
 from api.delta import pin, unpin
 from api.duck import quoted
 from api.exact import dumps, time
-from api.overlay import ABSENT, UNCHANGED, Key, Overlay, Spot, keys_of, taken
+from api.overlay import ABSENT, UNCHANGED, Key, Overlay, Spot, Truth, keys_of, taken
 from api.where import Where
 from statehouse.config import Config, Store
 from statehouse.errors import StatehouseError
@@ -60,6 +61,7 @@ class Snapshot:
     types: dict[str, str] = field(default_factory=dict)  # DuckDB's, by column
     size: int = 0  # rows of the version
     overlay: Overlay = field(default_factory=Overlay)  # what has changed since
+    ahead: dict[str, int] = field(default_factory=dict)  # what is shown ahead of the changelog is up to these offsets
     lock: threading.Lock = field(default_factory=threading.Lock)  # held to change the overlay, and to go through it
 
     def __post_init__(self) -> None:
@@ -173,18 +175,37 @@ class Snapshot:
         none = self.public({name: column[:0] for name, column in self.columns.items()})
         return pa.schema({name: column.type for name, column in none.items()})
 
+    def truth(self) -> Snapshot:
+        """This state as the changelog has it, without what is ahead of it."""
+        if not self.overlay.under:
+            return self
+        made = copy.copy(self)
+        made.overlay, made.ahead = Truth(self.overlay), {}  # type: ignore[assignment]  # as far as readers go
+        return made
+
+    def offsets(self, parts: Sequence[str]) -> dict[str, int] | None:
+        """Of a key whose state is ahead of the changelog, up to which offset of each partition; else None."""
+        if not self.overlay.under or self.rule is None:
+            return None
+        key = self.key(parts)
+        if not self.rule.store.windows:
+            return self.ahead if key in self.overlay.under else None
+        with self.lock:
+            return self.ahead if any(True for _ in self._ahead_of(key)) else None
+
     def present(self, keys: Sequence[Key]) -> tuple[dict[Key, Spot], Columns]:
-        """Where the rows of these keys are (in a windowed store those of their every window), and the rows."""
+        """Where the rows of these keys are by the changelog (in a windowed store those of their every window), and the rows."""
         spots: dict[Key, Spot] = {}
         overlay = self.overlay
+        truth = Truth(overlay).spots
         for key in keys:
             if self.rule and self.rule.store.windows:
                 for place in range(self._place(key), self._place(key, after=True)):
                     spots[self.key_at(place)] = Spot(place, True, UNCHANGED)
-                changed = itertools.takewhile(lambda found: found[:-1] == key, overlay.spots.irange(key))  # noqa: B023
-                spots.update((window, overlay.spots[window]) for window in changed)
+                changed = itertools.takewhile(lambda found: found[:-1] == key, truth.irange(key))  # noqa: B023
+                spots.update((window, truth[window]) for window in changed)
             else:
-                spots[key] = overlay.spots.get(key) or self._spot(key)
+                spots[key] = truth.get(key) or self._spot(key)
         here = [spot.row for spot in spots.values() if spot.row >= 0]
         there = [spot.place for spot in spots.values() if spot.row == UNCHANGED]
         rows = [taken(self.columns, there)]
@@ -193,20 +214,75 @@ class Snapshot:
     def change(
         self, keys: Sequence[Key], present: Sequence[bool], rows: Columns, spots: Mapping[Key, Spot], position: int
     ) -> None:
-        """Put keys into the overlay, with the ``rows`` of those that are present, and move the position: at once, for those
-        who scan. ``spots`` has what is known of where they are."""
-        overlay, number, added = self.overlay, self.overlay.append(rows), 0
+        """What the changelog says: put keys into the overlay, with the ``rows`` of those that are present, and move the
+        position: at once, for those who scan. ``spots`` has what is known of where they are. A key that is shown ahead of the
+        changelog stays so."""
+        overlay, added = self.overlay, 0
         changed: dict[Key, Spot] = {}
-        for key, is_present in zip(keys, present, strict=True):
-            old = spots.get(key) or self._spot(key)
-            changed[key] = Spot(old.place, old.there, number if is_present else ABSENT)
-            added += is_present - (old.row != ABSENT)
-            number += is_present
+        for key, old, now in self._placed(keys, present, overlay.append(rows), spots):
+            if key in overlay.under:
+                overlay.under[key] = now
+            else:
+                changed[key] = now
+                added += (now.row != ABSENT) - (old.row != ABSENT)
         with self.lock:
             overlay.spots.update(changed)
             self.keys += added
             self.position = position
         self.overlay = overlay.tidied()
+
+    def lay(
+        self,
+        keys: Sequence[Key],
+        present: Sequence[bool],
+        rows: Columns,
+        spots: Mapping[Key, Spot],
+        ahead: dict[str, int],
+        of: Sequence[Key] | None = None,
+    ) -> None:
+        """Show keys (and windows) ahead of the changelog, up to some offsets: they are all that are, or all that are ``of`` these
+        keys. Others are shown as the changelog has them. ``spots`` has where they are by the changelog."""
+        overlay, added = self.overlay, 0
+        under: dict[Key, Spot] = {}
+        changed: dict[Key, Spot] = {}
+        for key, old, now in self._placed(keys, present, overlay.append(rows), spots):
+            under[key], changed[key] = old, now
+            added += (now.row != ABSENT) - ((overlay.spots.get(key) or old).row != ABSENT)
+        before = overlay.under if of is None else [window for key in of for window in self._ahead_of(key)]
+        back = [key for key in before if key not in under]
+        plain = []
+        for key in back:
+            old = overlay.under[key]
+            added += (old.row != ABSENT) - (overlay.spots[key].row != ABSENT)
+            if old.row == (UNCHANGED if old.there else ABSENT):
+                plain.append(key)
+            else:
+                changed[key] = old
+        with self.lock:  # in this order, for those who read without it
+            overlay.under.update(under)
+            overlay.spots.update(changed)
+            for key in plain:
+                del overlay.spots[key]
+            for key in back:
+                del overlay.under[key]
+            self.keys += added
+            self.ahead = ahead
+        self.overlay = overlay.tidied()
+
+    def _ahead_of(self, key: Key) -> Iterator[Key]:
+        """The key if it is shown ahead of the changelog, or those of its windows that are."""
+        overlay = self.overlay
+        windows = itertools.takewhile(lambda found: found[: len(key)] == key, overlay.spots.irange(key))
+        return (window for window in windows if window in overlay.under)
+
+    def _placed(
+        self, keys: Sequence[Key], present: Sequence[bool], number: int, spots: Mapping[Key, Spot]
+    ) -> Iterator[tuple[Key, Spot, Spot]]:
+        """Where keys are by the changelog, and where they are with rows of the overlay from a number on."""
+        for key, is_present in zip(keys, present, strict=True):
+            old = spots.get(key) or self._spot(key)
+            yield key, old, Spot(old.place, old.there, number if is_present else ABSENT)
+            number += is_present
 
     def public(self, columns: Columns) -> Columns:
         """Rows as callers see them."""
@@ -315,7 +391,8 @@ class Snapshot:
         """The version's rows from one place to another, with those in between that have changed."""
         if not changed:
             return {name: column[place:until] for name, column in self._shown.items()}
-        kept = np.delete(np.arange(place, until), [spot.place - place for spot in changed if spot.there])
+        gone = [spot.place - place for spot in changed if spot.there and spot.row != UNCHANGED]
+        kept = np.delete(np.arange(place, until), gone)
         present = [spot for spot in changed if spot.row >= 0]
         rows = taken(self._shown, kept)
         if not present:

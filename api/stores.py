@@ -6,6 +6,7 @@ import datetime as dt
 import hashlib
 import re
 import sys
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -30,6 +31,7 @@ from statehouse.config import Config, Store
 DEFAULT_LIMIT = 1000
 MOST_STREAMED = 10**9  # rows
 WAIT = 10.0  # seconds
+LIVE, CHANGELOG = FRESHNESS = "live", "changelog"
 PLACE = "Statehouse-Position"  # the header of a scan that says where to follow the changes from
 
 reads = Blueprint("reads", __name__)
@@ -90,6 +92,11 @@ WHERE = Parameter(
     "a condition on columns, compared with literals: `=`, `<>`, `<`, `LIKE`, `IN`, `BETWEEN`, `IS NULL`, `AND`, `OR`, `NOT`",
     {"type": "string", "minLength": 1, "maxLength": where.LONGEST, "examples": ["value IS NOT NULL"]},
 )
+FRESH = Parameter(
+    "freshness",
+    "`changelog`: without what is in the topic only; it matters where `api: freshness` is `live`",
+    {"type": "string", "enum": list(FRESHNESS), "default": LIVE},
+)
 LIMIT = answers.limit(DEFAULT_LIMIT)
 CURSOR = Parameter("cursor", "where the page before ended: its `cursor`", answers.scan_cursor)
 TAG = Parameter("If-None-Match", "the ETag of an answer: 304 if it still holds", schemas.TEXT)
@@ -144,7 +151,7 @@ def show_store(store: str) -> Response:
 
 @reads.get("/stores/<store>/keys/<key:key>")
 @declared(
-    *(AFTER, TIMEOUT, AT, VERSION, FROM_WINDOW, TO_WINDOW),
+    *(AFTER, TIMEOUT, AT, VERSION, FROM_WINDOW, TO_WINDOW, FRESH),
     headers=[TAG],
     answers={
         200: Answer("the state", {JSON: answers.state}, {"ETag": "changes with the state"}),
@@ -166,21 +173,24 @@ def get_key(store: str, key: str) -> Response:
     replica = the_replica()
     defined = the_store(replica.config, store)
     asked = request.args.to_dict()
+    fresh = _freshness(asked)
     seconds = _seconds(asked.get("timeout"), replica.config.api.max_time / 1000)
     if "after" in asked:
         _wait(replica, defined, asked["after"], seconds)
     known, snapshot = the_snapshot(store)
+    snapshot = fresh(snapshot)
     parts = keys.of_request(request.environ, known, snapshot.rule)
     position = snapshot.position  # before the row: it may be newer than it says, never older
+    offsets = None
     if "version" in asked or "at" in asked:
         found, position = _past(defined, snapshot, parts, asked)
     else:
-        found = snapshot.get(parts)
+        found, offsets = snapshot.get(parts), snapshot.offsets(parts)
     found = _windows(found, asked) if found and ("from" in asked or "to" in asked) else found
     if found is None:
         named = "/".join(part[:100] for part in parts)
         raise Problem(404, "unknown-key", f"found no {named!r} in {store}", position=position)
-    body, tag = point(found, position)
+    body, tag = point(found, position, offsets)
     response = Response(body, content_type="application/json")
     response.set_etag(tag, weak=True)
     if "If-None-Match" in request.headers:
@@ -188,10 +198,11 @@ def get_key(store: str, key: str) -> Response:
     return response
 
 
-def point(row: Row, position: int | None) -> tuple[bytes, str]:
-    """A point read's body, and its tag, which does not change with the position."""
+def point(row: Row, position: int | None, offsets: dict[str, int] | None) -> tuple[bytes, str]:
+    """A point read's body, and its tag, which does not change with the position. ``offsets``: the row is ahead of it."""
     text = dumps(row).encode()  # once, for both
-    body = b'%s,"position":%s}\n' % (text[:-1], dumps(position).encode())
+    ahead = b',"provisional":true,"offsets":%s' % dumps(offsets).encode() if offsets else b""
+    body = b'%s,"position":%s%s}\n' % (text[:-1], dumps(position).encode(), ahead)
     return body, hashlib.blake2b(text, digest_size=12).hexdigest()
 
 
@@ -213,6 +224,19 @@ def _wait(replica: Replica, store: Store, token: str, seconds: float) -> None:
     if not seen:
         detail = f"found no {token!r} in {store.name} within {seconds} s"
         raise Problem(504, "not-yet", detail, position=replica.snapshot(store.name).position)
+
+
+def _freshness(asked: dict[str, str]) -> Callable[[Snapshot], Snapshot]:
+    """What makes of a store's state that of the freshness that is asked for."""
+    found = asked.get("freshness", LIVE)
+    if found not in FRESHNESS:
+        raise Problem(400, "bad-parameter", f"freshness: found {found[:100]!r}, expected {' or '.join(FRESHNESS)}")
+    return Snapshot.truth if found == CHANGELOG else lambda snapshot: snapshot
+
+
+def _ahead(snapshot: Snapshot) -> dict[str, Any]:
+    """What an answer of many rows says where some of the store's may be ahead of its position."""
+    return {"provisional": True, "offsets": snapshot.ahead} if snapshot.overlay.under else {}
 
 
 def _seconds(text: str | None, most: float) -> float:
@@ -266,12 +290,14 @@ def _moment(name: str, text: str) -> dt.datetime:
 
 @reads.post("/stores/<store>/lookup")
 @declared(
+    FRESH,
     body=Body("the keys: each as a text or a number, or a list of its parts", JSON, _wanted_keys),
     answers={200: Answer("the states that there are, and the keys that are not", {JSON: answers.found})},
 )
 def lookup(store: str) -> Response:
     """Many keys in one request: the states of those that are there, and the keys that are not."""
     defined, snapshot = the_snapshot(store)
+    snapshot = _freshness(request.args.to_dict())(snapshot)
     asked = body_of(request).get("keys")
     most = current_app.extensions["statehouse"].config.api.max_rows
     if not isinstance(asked, list) or len(asked) > most:
@@ -283,7 +309,7 @@ def lookup(store: str) -> Response:
     ]
     found = list(zip(asked, snapshot.lookup(parts), strict=True))
     rows, missing = [row for _, row in found if row], [key for key, row in found if not row]
-    return listed(rows, {"missing": missing, "position": position})
+    return listed(rows, {"missing": missing, "position": position, **_ahead(snapshot)})
 
 
 def _text(part: Any) -> str:
@@ -296,7 +322,7 @@ def _text(part: Any) -> str:
 
 @reads.get("/stores/<store>/keys")
 @declared(
-    *(LIMIT, CURSOR, PREFIX, FROM, TO, WHERE),
+    *(LIMIT, CURSOR, PREFIX, FROM, TO, WHERE, FRESH),
     answers={
         200: Answer(
             "a page as JSON; as one of the others all of the scan, streamed",
@@ -318,7 +344,7 @@ def scan(store: str) -> Response:
     kind = formats.wanted(request)
     most = replica.config.api.max_rows
     limit = limit_of(asked, sys.maxsize, MOST_STREAMED) if kind else limit_of(asked, min(DEFAULT_LIMIT, most), most)
-    snapshot = replica.snapshot(store)
+    snapshot = _freshness(asked)(replica.snapshot(store))
     if snapshot.rule is None:
         return (
             formats.streamed(iter(()), kind, pa.schema([]))
@@ -341,7 +367,7 @@ def scan(store: str) -> Response:
     more = count(rows) > limit
     rows = {name: column[:limit] for name, column in rows.items()}
     following = keys.cursor(snapshot.last(rows)) if more else None
-    return listed(lines(rows), {"cursor": following, "position": position})
+    return listed(lines(rows), {"cursor": following, "position": position, **_ahead(snapshot)})
 
 
 def _placed(response: Response, place: str) -> Response:

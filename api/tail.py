@@ -12,6 +12,7 @@ from collections.abc import Collection
 import duckdb
 import pyarrow as pa
 
+from api.columns import Columns
 from api.delta import pin, unpin
 from api.duck import quoted
 from api.fold import GUARD, Fold
@@ -20,9 +21,10 @@ from api.overlay import Key, keys_of
 from api.snapshot import Snapshot, casts
 from statehouse.config import Config
 from statehouse.fold import quoted as spark_quoted
-from statehouse.tables import generation, opened, table
+from statehouse.tables import EVENT_COLUMNS, generation, opened, table
 from statehouse.transpile import to_duckdb
 
+TOUCHED = "_touched"
 _numbers = itertools.count()
 
 
@@ -31,11 +33,11 @@ class Tail:
 
     def __init__(self, db: duckdb.DuckDBPyConnection, snapshot: Snapshot, config: Config) -> None:
         assert snapshot.rule is not None
-        self.db, self.config, self.snapshot, self.rule = db, config, snapshot, snapshot.rule
+        self.db, self.config, self.snapshot, self.rule = db.cursor(), config, snapshot, snapshot.rule
         self.stream = config.streams[self.rule.store.stream]
         self.changelog = table(config, "changelog", self.stream.name)
         self.name = f"tail{next(_numbers)}"
-        self.fold = Fold(db, self.rule, self.name)
+        self.fold = Fold(self.db, self.rule, self.name)
         self._begun = False
         self.begun()
 
@@ -65,25 +67,63 @@ class Tail:
         self.snapshot.change((), (), {}, {}, head)
         return ()
 
+    def lay(self, pending: pa.Table, new: pa.Table | None, ahead: dict[str, int]) -> None:
+        """Show what events will make of their keys that the changelog does not have yet, the ``pending`` ones, which Kafka has up
+        to some offsets: again from all of them, or only of the keys of some ``new`` ones among them.
+
+        Nothing is kept of that but the rows that are shown: it is always the changelog's state with the pending events on top.
+        """
+        if not (pending if new is None else new).num_rows:
+            self.snapshot.lay((), (), {}, {}, ahead, None if new is None else ())
+            return
+        self.db.register("_pending", pending)
+        self.db.register("_new", pending if new is None else new)
+        try:
+            touched = self._touched("_new")
+            spots, rows = self.snapshot.present(touched)
+            made = self.fold.over(pa.table(rows), "_pending", lambda: self._all("_pending"), TOUCHED)
+            keys, present, columns = self._changed(made)
+            self.snapshot.lay(keys, present, columns, spots, ahead, None if new is None else touched)
+        finally:
+            self.db.unregister("_pending")
+            self.db.unregister("_new")
+            unpin(self.db, CHANGELOG)
+
     def close(self) -> None:
         """Drop the fold's tables."""
         for name in (self.fold.state, self.fold.tombstones):
             self.db.execute(f"DROP TABLE IF EXISTS {quoted(name)}")
+        self.db.close()
 
     def _apply(self, events: str, head: int) -> Collection[Key]:
-        snapshot = self.snapshot
+        spots, rows = self.snapshot.present(self._touched(events))
+        made = self.fold.apply(pa.table(rows), events, lambda: self._attached(head), head)
+        keys, present, columns = self._changed(made)
+        self.snapshot.change(keys, present, columns, spots, head)
+        return keys
+
+    def _touched(self, events: str) -> list[Key]:
+        """The keys of the store that some events touch, without windows; also as a table."""
         of = ", ".join(map(spark_quoted, self.rule.key_columns))
         touched = to_duckdb(f"SELECT DISTINCT {of} FROM ({self.rule.project(events, guard=GUARD)})")
-        key = casts({name: snapshot.types[name] for name in self.rule.key_columns})
-        found = keys_of(self.db.execute(f"SELECT {key} FROM ({touched})").to_arrow_table().columns)
-        spots, rows = snapshot.present(found)
-        made = self.fold.apply(pa.table(rows), events, lambda: attach(self.db, self.config, self.stream, head), head)
+        self.db.execute(f"CREATE OR REPLACE TEMP TABLE {TOUCHED} AS {touched}")
+        key = casts({name: self.snapshot.types[name] for name in self.rule.key_columns})
+        return keys_of(self.db.execute(f"SELECT {key} FROM {TOUCHED}").to_arrow_table().columns)
+
+    def _changed(self, made: str) -> tuple[list[Key], list[bool], Columns]:
+        """What a fold made: the keys (and windows), which of them are present, and the rows of those."""
+        types = self.snapshot.types
         whole = "window_start IS NOT NULL" if self.rule.store.windows else "TRUE"  # a purge is remembered by its key
-        changed = self.db.execute(
-            f"SELECT {casts(snapshot.types)}, _present FROM {quoted(made)} WHERE {whole}"
-        ).to_arrow_table()
+        changed = self.db.execute(f"SELECT {casts(types)}, _present FROM {quoted(made)} WHERE {whole}").to_arrow_table()
         keys, present = keys_of(changed[name] for name in self.rule.keys), changed["_present"]
         now = changed.filter(present)
-        columns = {name: now[name].combine_chunks() for name in snapshot.types}
-        snapshot.change(keys, present.to_pylist(), columns, spots, head)
-        return keys
+        return keys, present.to_pylist(), {name: now[name].combine_chunks() for name in types}
+
+    def _attached(self, head: int) -> str:
+        return attach(self.db, self.config, self.stream, head)
+
+    def _all(self, pending: str) -> str:
+        """The changelog as far as it is folded, and then the pending events."""
+        columns = ", ".join(map(spark_quoted, (*(c.name for c in self.stream.columns), *EVENT_COLUMNS)))
+        log = self._attached(self.snapshot.position or 0)
+        return f"(SELECT {columns} FROM {log} UNION ALL SELECT {columns} FROM {pending})"

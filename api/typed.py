@@ -15,6 +15,7 @@ from typing import Any
 from api import exact
 
 BASE64 = "(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?"
+LARGEST = 1.7976931348623157e308  # a double
 BITS = {"TINYINT": 8, "SMALLINT": 16, "INT": 32, "BIGINT": 64}
 _TIME = re.compile(
     r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)(:\d\d)?(\.\d{1,6})?(Z|[+-]\d\d:\d\d)?)?",
@@ -62,7 +63,8 @@ def conforming(value: Any, kind: str) -> Any:
         # As a string: Spark's JSON functions read a number as a double and would lose digits.
         return format(_decimal(Decimal(value), plain), "f")
     if plain in ("FLOAT", "DOUBLE"):
-        if type(value) not in (int, Decimal) or not _finite(value):
+        # As the schema writes it, not as the double that either would be rounded to.
+        if type(value) not in (int, Decimal) or abs(value) > Decimal(repr(LARGEST)):
             raise ValueError(f"expected a number ({plain})")
         return value
     if plain == "BOOLEAN":
@@ -113,13 +115,6 @@ def _decimal(number: Decimal, kind: str) -> Decimal:
     if number and (-exponent > scale or len(significant) + exponent > precision - scale):
         raise ValueError(f"expected a number of at most {precision} digits, {scale} of them decimals ({kind})")
     return number
-
-
-def _finite(value: int | Decimal) -> bool:
-    try:
-        return math.isfinite(float(value))
-    except OverflowError:
-        return False
 
 
 def _date(text: str) -> str:

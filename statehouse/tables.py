@@ -103,6 +103,20 @@ def metadata(path: str, field: str) -> dict[str, Any] | None:
     return None
 
 
+def covered(delta: DeltaTable) -> dict[str, Any] | None:
+    """What a version of a changelog has of its topic: ``topic``, and by partition the next ``offsets``. None: it is not known,
+    as the log no longer has the commit that says so. Where the table has changed meanwhile it is the newest version's."""
+    entry: dict[str, Any] = {}
+    for entry in commits(delta):
+        try:
+            found = json.loads(entry.get("userMetadata") or "null")
+        except ValueError:
+            continue
+        if isinstance(found, dict) and "offsets" in found:
+            return {**found, "offsets": {int(p): o for p, o in found["offsets"].items()}}
+    return {"offsets": {}} if entry.get("version") == 0 else None
+
+
 def commit_time(path: str, version: int) -> int | None:
     """When a version was committed, in milliseconds since 1970; None where the log has it no longer."""
     delta = opened(path)

@@ -160,6 +160,7 @@ def test_values(client: FlaskClient, sent, store: str, body: str, payload: str) 
         ("last", '{"value": "1"}', "bad-value", "expected a number"),
         ("last", '{"value": true}', "bad-value", "expected a number"),
         ("last", '{"value": 1e999}', "bad-value", "expected a number"),
+        ("last", f'{{"value": -17976931348623157{"0" * 291}1}}', "bad-value", "expected a number"),
         ("status", '{"value": 1}', "bad-value", "found 1, expected a string"),
         ("tagged", '{"value": {}}', "bad-value", "JSON array"),
     ],

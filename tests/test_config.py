@@ -83,7 +83,12 @@ def test_the_environment_overrides_scalars(tmp_path):
         ("  status:", "  sta/tus:", 10, "expected a letter, then letters, digits"),
         ("root: ./lake", "root: ./la#ke", 1, "expected a path without #"),
         ("stores:", "stores: [", 11, "not YAML"),
-        ("root: ./lake", "api: {max_bodies: 1}", 1, "found 'max_bodies', expected one of cache, cors, max_body"),
+        (
+            "root: ./lake",
+            "api: {max_bodies: 1}",
+            1,
+            "found 'max_bodies', expected one of cache, cors, freshness, max_body",
+        ),
         ("root: ./lake", "api:\n  rate_limit: -1", 2, "found -1"),
         ("root: ./lake", "api:\n  cors: [app.example.org/]", 2, "such as 'https://app.example.org'"),
         ("root: ./lake", "api:\n  max_lag: soon", 2, "expected a duration"),

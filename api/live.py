@@ -1,0 +1,294 @@
+"""Ahead of the changelog: a stream's topic, read by each process itself and shown on top of what the changelog has.
+
+An event is in the topic a moment after it was sent, and in the changelog a second or two later. Meanwhile it is *pending*: parsed
+here (:mod:`api.arrivals`), folded by the same rule (:meth:`api.tail.Tail.lay`) on top of the changelog's state, and forgotten when
+the changelog covers its offset. So nothing is counted twice, what this parser sees otherwise than Spark's is put right with the next
+batch, and without Kafka a replica is as fresh as the changelog.
+
+Where events come faster than they can be shown, or too many are pending, it steps aside: what is shown stays until the changelog has
+overtaken it, and it goes on from there when there is little left to read.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import sqlglot
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, TopicPartition
+
+from api import duck
+from api.arrivals import Parser, records
+from api.snapshot import Snapshot
+from api.tail import Tail
+from statehouse.config import Config, Stream
+from statehouse.kafka import librdkafka
+
+IDLE, WAIT = 0.2, 0.003  # seconds: for a first event, and then for more of them
+AT_ONCE = 2000  # events of one fold
+PENDING = 250_000  # events that are shown ahead of the changelog at the most
+BEHIND = 100_000  # events that are in the topic and not read yet, from which on it steps aside
+PARTITIONS_SECONDS, ASIDE_SECONDS, AGAIN_SECONDS = 5.0, 1.0, 1.0
+CHUNKS = 64  # of a table, before it is copied into one piece
+FOLLOWING, ASIDE, AWAY, OFF = "following", "aside", "away", "off"
+Offsets = Mapping[int, int]
+log = logging.getLogger("statehouse.api")
+
+
+class Store(Protocol):
+    """What is needed of a store: fields that :mod:`api.replica` replaces while it holds the lock."""
+
+    snapshot: Snapshot
+    tail: Tail | None
+    covered: Offsets | None
+
+
+class Live:
+    """One stream. ``lock`` is held by whoever changes what its stores show."""
+
+    def __init__(self, config: Config, stream: Stream, stores: Sequence[Store], wake: Callable[[], None]) -> None:
+        self.lock = threading.RLock()
+        self.state = OFF
+        self._config, self._stream, self._stores, self._wake = config, stream, stores, wake
+        self._db = duck.connect(root=config.root, threads=1)
+        self._parser: Parser | None = None
+        self._pending: pa.Table | None = None
+        self._since: dict[int, int] = {}  # what is pending is all that came from here on, by partition
+        self._next: dict[int, int] = {}  # up to what is read of the topic
+        self._covered: Offsets | None = None  # what the changelog has of it
+        self._highest: dict[int, int] = {}  # what the topic has
+        self._seen = 0.0  # when the newest event that is shown came to Kafka
+        self._error = ""
+        self._stop = threading.Event()
+
+    def start(self) -> None:
+        """Follow the topic in the background."""
+        threading.Thread(target=self._run, name=f"live {self._stream.name}", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the thread; what is shown stays."""
+        self._stop.set()
+
+    def cover(self, offsets: Offsets | None) -> None:
+        """What the changelog's newest version has of the topic; None: it is not known. The stores are there."""
+        with self.lock:
+            if offsets != self._covered:
+                self._covered = offsets
+                self._trim()
+
+    def settle(self, snapshot: Snapshot, tail: Tail | None, covered: Offsets | None) -> None:
+        """A store's state by the changelog is another now, and has this of the topic: show on top of it what is pending still.
+        None: that is not known, or it cannot be folded on; then nothing is."""
+        with self.lock:
+            self._parser = None  # the rules may be others
+            self._lay(snapshot, tail, covered, None)
+
+    def arrived(self, found: pa.Table) -> None:
+        """Show some records of the topic (:data:`api.arrivals.RECORDS`), in the order of their offsets. Those that were here
+        before are passed over."""
+        with self.lock:
+            found = after(found, self._next)
+            if not found.num_rows:
+                return
+            new = self._parse(found)
+            latest = found["_offset"].to_numpy()
+            for partition, offset in zip(found["_partition"].to_pylist(), latest.tolist(), strict=True):
+                self._next[partition] = max(self._next.get(partition, 0), offset + 1)
+            self._seen = found["_timestamp"][-1].value / 1000
+            if new.num_rows:
+                self._pending = new if self._pending is None else _joined(self._pending, new)
+            for store in self._stores:
+                self._lay(store.snapshot, store.tail, store.covered, new)
+        self._wake()
+
+    def skip(self) -> None:
+        """Go on from where the changelog is, if that is further."""
+        with self.lock:
+            for partition, offset in (self._covered or {}).items():
+                if offset > self._next.get(partition, 0):
+                    self._next[partition] = self._since[partition] = offset
+
+    def status(self) -> dict[str, Any]:
+        """What ``GET /stores/{store}`` says of it; ``behind`` and ``pending`` are events."""
+        behind = sum(max(0, high - self._next.get(p, 0)) for p, high in self._highest.items())
+        pending = self._pending
+        return {
+            "state": self.state,
+            "offsets": {str(p): o for p, o in sorted(self._next.items())},
+            "pending": pending.num_rows if pending is not None else 0,
+            "behind": behind,
+            "lag_ms": max(0, round((time.time() - self._seen) * 1000)) if behind else 0,
+        }
+
+    def _parse(self, found: pa.Table) -> pa.Table:
+        if self._parser is None:
+            rules = [store.snapshot.rule for store in self._stores if store.snapshot.rule]
+            names = [store.name for store in self._config.stores_of(self._stream.name)]
+            self._parser = Parser(self._stream, rules, names)
+        return self._parser.parse(self._db, found)
+
+    def _trim(self) -> None:
+        """Forget what every store has by the changelog."""
+        if self._pending is None:
+            return
+        known = [store.covered for store in self._stores if store.tail is not None and store.covered is not None]
+        least = {p: min(covered.get(p, 0) for covered in known) for p in set().union(*known)} if known else {}
+        least = least if known else dict(self._next)
+        self._since = {p: max(least.get(p, 0), self._since.get(p, 0)) for p in {*least, *self._since}}
+        left = after(self._pending, least)
+        self._pending = left.combine_chunks() if left.num_rows else None
+
+    def _lay(self, snapshot: Snapshot, tail: Tail | None, covered: Offsets | None, new: pa.Table | None) -> None:
+        """Show the pending events on top of a store's state: again, or only some new ones."""
+        ahead = {str(p): o for p, o in self._next.items()}
+        # Not where something between the two is missing: the store is behind its changelog, which has overtaken the topic's.
+        whole = covered is not None and all(since <= covered.get(p, 0) for p, since in self._since.items())
+        if tail is None or covered is None or not whole or not tail.begun():
+            snapshot.lay((), (), {}, {}, {})
+            return
+        if not snapshot.ahead:  # nothing is shown so far, or nothing any more
+            new = None
+        pending = self._pending
+        if pending is None:
+            snapshot.lay((), (), {}, {}, ahead)
+            return
+        try:
+            tail.lay(after(pending, covered), None if new is None else after(new, covered), ahead)
+        except BaseException as error:
+            _raise(error)
+            if str(error) != self._error:
+                log.warning("stream %s: what is not in the changelog yet is not shown: %s", self._stream.name, error)
+            self._error = str(error)
+            snapshot.lay((), (), {}, {}, {})
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                consumer = self._consumer()
+                try:
+                    self._follow(consumer)
+                finally:
+                    consumer.close()
+            except sqlglot.errors.SqlglotError as error:
+                log.info("stream %s is not followed ahead of its changelog: %s", self._stream.name, error)
+                self.state = OFF
+                return
+            except BaseException as error:
+                _raise(error)
+                if self.state != AWAY:
+                    log.warning("stream %s: %s; trying again", self._stream.name, error)
+                self.state = AWAY
+                self._stop.wait(AGAIN_SECONDS)
+
+    def _consumer(self) -> Consumer:
+        return Consumer(
+            {
+                "isolation.level": "read_uncommitted",  # as Spark reads it
+                "fetch.wait.max.ms": 100,
+                "queued.max.messages.kbytes": 16_384,
+                "reconnect.backoff.max.ms": 1000,
+                **librdkafka(self._config.kafka),
+                "group.id": "statehouse-live",  # wanted by the client, and not used: nothing is committed
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "auto.offset.reset": "earliest",
+            }
+        )
+
+    def _follow(self, consumer: Consumer) -> None:
+        assigned: set[int] = set()
+        due = 0.0
+        while not self._stop.is_set():
+            if self._covered is None:  # nothing to show it on top of
+                self._stop.wait(IDLE)
+                continue
+            if time.monotonic() >= due:
+                found = self._partitions(consumer)
+                due = time.monotonic() + PARTITIONS_SECONDS
+                if found != assigned:
+                    self._assign(consumer, found)
+                    assigned = found
+            first = consumer.poll(IDLE)
+            # One without a payload is false to Python.
+            messages = [] if first is None else [first, *consumer.consume(AT_ONCE - 1, WAIT)]
+            if good := _without_errors(messages):
+                self.arrived(records(good))
+            self._measure(consumer, assigned, cached=True)
+            if self._too_many(1.0):
+                self._step_aside(consumer, assigned)
+                self._assign(consumer, assigned)
+            elif self._overtaken():
+                self._assign(consumer, assigned)
+
+    def _partitions(self, consumer: Consumer) -> set[int]:
+        try:
+            topic = consumer.list_topics(self._stream.topic, timeout=1.0).topics[self._stream.topic]
+        except KafkaException:
+            self.state = AWAY
+            raise
+        self.state = FOLLOWING
+        return set() if topic.error else set(topic.partitions)
+
+    def _assign(self, consumer: Consumer, partitions: set[int]) -> None:
+        """Read on from what is read or covered; a partition of which nothing is, from its beginning."""
+        self.skip()
+        start = {p: self._next.get(p, OFFSET_BEGINNING) for p in partitions}
+        consumer.assign([TopicPartition(self._stream.topic, p, offset) for p, offset in start.items()])
+
+    def _overtaken(self) -> bool:
+        return any(offset > self._next.get(p, 0) for p, offset in (self._covered or {}).items())
+
+    def _measure(self, consumer: Consumer, partitions: set[int], cached: bool) -> None:
+        for partition in partitions:
+            place = TopicPartition(self._stream.topic, partition)
+            found = consumer.get_watermark_offsets(place, timeout=1.0, cached=cached)
+            if found and found[1] >= 0:
+                self._highest[partition] = found[1]
+
+    def _too_many(self, share: float) -> bool:
+        """Whether more than a share of the limits is left to read, or pending."""
+        with self.lock:
+            covered = self._covered or {}
+            read = {p: max(self._next.get(p, 0), covered.get(p, 0)) for p in self._highest}
+            left = sum(max(0, high - read[p]) for p, high in self._highest.items())
+            pending = self._pending.num_rows if self._pending is not None else 0
+        return left > share * BEHIND or pending > share * PENDING
+
+    def _step_aside(self, consumer: Consumer, partitions: set[int]) -> None:
+        self.state = ASIDE
+        log.info("stream %s: more events than can be shown ahead of the changelog", self._stream.name)
+        consumer.unassign()
+        while not self._stop.wait(ASIDE_SECONDS) and self._too_many(0.5):
+            self._measure(consumer, partitions, cached=False)
+        self.state = FOLLOWING
+
+
+def after(rows: pa.Table, offsets: Offsets) -> pa.Table:
+    """The rows whose offset is not before that of their partition."""
+    if not offsets or not rows.num_rows:
+        return rows
+    partitions = rows["_partition"].to_numpy()
+    least = np.zeros(max(int(partitions.max()), *offsets) + 1, np.int64)
+    for partition, offset in offsets.items():
+        least[partition] = offset
+    kept = rows["_offset"].to_numpy() >= least[partitions]
+    return rows if kept.all() else rows.filter(pa.array(kept))
+
+
+def _joined(rows: pa.Table, more: pa.Table) -> pa.Table:
+    found = pa.concat_tables([rows, more])
+    return found.combine_chunks() if found.column(0).num_chunks > CHUNKS else found
+
+
+def _without_errors(messages: Sequence[Message]) -> list[Message]:
+    return [message for message in messages if message.error() is None]
+
+
+def _raise(error: BaseException) -> None:
+    if isinstance(error, (KeyboardInterrupt, SystemExit)):
+        raise error

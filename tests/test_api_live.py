@@ -1,0 +1,416 @@
+"""Ahead of the changelog: at every moment the oracle's answer over what the changelog has and what is pending on top of it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import random
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+
+from api import create_app
+from api.arrivals import RECORDS
+from api.live import Live
+from api.replica import Replica
+from demo.broker import Broker
+from statehouse.config import Config
+from statehouse.fold import Rule
+from statehouse.kafka import create_topic, end_offsets, partitions
+from statehouse.tables import DEFINITION, EVENT_COLUMNS, POSITION, definition_of, metadata, table
+from statehouse.transpile import duckdb_type
+from tests.lakes import right, written
+from tests.records import control, iso, produce, stamp
+from tests.test_api_lake import eventually
+
+T0 = 1_700_000_000_000_000
+PARTITIONS = (0, 1, 2)
+COLUMNS = {"key": "STRING", "agent": "STRING", "n": "BIGINT", "ts": "TIMESTAMP", **EVENT_COLUMNS}
+
+
+def arrow(columns: dict[str, str]) -> pa.Schema:
+    """The same columns in Arrow."""
+    made = ", ".join(f'CAST(NULL AS {duckdb_type(kind)}) AS "{name}"' for name, kind in columns.items())
+    with duckdb.connect(config={}) as db:
+        db.execute("SET TimeZone = 'UTC'")
+        return db.execute(f"SELECT {made}").to_arrow_table().schema
+
+
+class Event:
+    """One event of a topic: as Kafka has it, as Spark takes it, as the API takes it; each of the two may see it otherwise."""
+
+    def __init__(self, dice: random.Random, partition: int, offset: int) -> None:
+        self.partition, self.offset, self.time = partition, offset, T0 + dice.randrange(4 * 3600) * 1_000_000
+        self.key, self.agent, self.n = f"k{dice.randrange(9)}", dice.choice("pqr"), dice.randrange(-5, 6)
+        kind = dice.random()
+        self.op, self.stores, self.headers = "report", ("total", "votes", "hours"), {}
+        if kind < 0.05:
+            self.op = "purge"
+        elif kind < 0.08:
+            self.op, self.stores = "purge", (dice.choice(self.stores),)
+            self.headers = control("purge", self.stores[0])
+        elif kind < 0.13:
+            self.op, self.stores, self.headers = "set", ("total",), control("set", "total")
+        # What Spark makes of it: a refusal, or (of a report) another number.
+        self.refused = dice.random() < 0.05
+        self.other = self.n + (dice.choice((0, 7)) if self.op == "report" and dice.random() < 0.1 else 0)
+        self.unseen = dice.random() < 0.05  # the API refuses it
+
+    def sent(self) -> tuple[Any, ...]:
+        """A row of RECORDS."""
+        body = None
+        if self.op == "set":
+            body = json.dumps({"value": self.n})
+        elif self.op == "report":
+            body = json.dumps({"key": self.key, "agent": self.agent, "n": self.n, "ts": iso(self.time)})
+        body = "{" if self.unseen else body
+        op = "report" if self.unseen else self.op
+        store = self.headers.get("statehouse-store")
+        return "t", self.partition, self.offset, self.time // 1000, self.key, body, op, store
+
+    def logged(self) -> dict[str, Any]:
+        """A row of the changelog."""
+        at = stamp(self.time).replace(tzinfo=dt.timezone.utc)
+        own = {"key": self.key, "agent": self.agent, "n": self.other, "ts": at} if self.op == "report" else {}
+        value = str(self.n) if self.op == "set" else None
+        place = {
+            "_topic": "t",
+            "_partition": self.partition,
+            "_offset": self.offset,
+            "_event_time": at,
+            "_log_time": at,
+        }
+        store = self.headers.get("statehouse-store")
+        return {**own, **place, "_op": self.op, "_key": self.key, "_store": store, "_value": value}
+
+    def meant(self, n: int) -> tuple[str, tuple[str, ...], dict[str, Any]]:
+        """As tests.lakes.right wants it."""
+        order = (self.time, self.partition, self.offset)
+        return self.key, self.stores, {"op": self.op, "agent": self.agent, "n": n, "order": order}
+
+
+class Topic:
+    """A topic, a lake that follows it, and a replica that follows both."""
+
+    def __init__(self, config: Config, dice: random.Random) -> None:
+        self.config, self.dice = config, dice
+        self.events = {p: [Event(dice, p, o) for o in range(60)] for p in PARTITIONS}
+        self.logged = dict.fromkeys(PARTITIONS, 0)  # up to which offset the changelog has it
+        self.folded = dict(self.logged)  # and the replica by the changelog
+        self.path, self.schema = table(config, "changelog", "s"), arrow(COLUMNS)
+        DeltaTable.create(self.path, self.schema, configuration={"delta.enableChangeDataFeed": "true"})
+        for name in config.stores:
+            rule = Rule(config.stores[name], ("STRING",), "BIGINT")
+            settings = {DEFINITION: definition_of(rule), "delta.dataSkippingStatsColumns": ",".join(rule.keys)}
+            path = table(config, "state", name)
+            DeltaTable.create(path, arrow(rule.state_columns), configuration=settings, raise_if_key_not_exists=False)
+            DeltaTable.create(
+                table(config, "tombstones", name),
+                arrow(rule.tombstone_columns),
+                configuration={"delta.dataSkippingStatsColumns": "position"},
+            )
+        self.replica = Replica(config)
+        self.live: Live = self.replica._lives["s"]
+        self.follow()
+
+    def commit(self) -> None:
+        """The changelog gets some more of it."""
+        rows, some = [], self.dice.sample(PARTITIONS, self.dice.randrange(1, 4))
+        for partition in some:
+            begin, end = self.logged[partition], self.logged[partition] + self.dice.randrange(12)
+            rows += [e.logged() for e in self.events[partition][begin:end] if not e.refused]
+            self.logged[partition] = min(end, len(self.events[partition]))
+        offsets = {str(p): o for p, o in self.logged.items() if o}
+        done = CommitProperties(custom_metadata={"userMetadata": json.dumps({"topic": "t", "offsets": offsets})})
+        full = [{name: row.get(name) for name in self.schema.names} for row in rows]
+        found = pa.Table.from_pylist(full, schema=self.schema)
+        write_deltalake(self.path, found, mode="append", commit_properties=done)
+
+    def follow(self) -> None:
+        """The replica reads the changelog, up to its end."""
+        self.replica.refresh()
+        self.folded = dict(self.logged)
+        for name in self.config.stores:
+            assert self.replica.status(name)["error"] is None
+
+    def merge(self) -> None:
+        """The state tables, and the tombstones, are what the replica has by the changelog."""
+        for name, followed in self.replica._stores.items():
+            snapshot, tail = followed.snapshot, followed.tail
+            kept = tail.db.execute(f"SELECT * FROM {tail.fold.tombstones}").to_arrow_table()
+            write_deltalake(table(self.config, "tombstones", name), kept, mode="overwrite")
+            spots = {*(key for key in snapshot.overlay.spots), *map(snapshot.key_at, range(snapshot.size))}
+            _, rows = snapshot.present(sorted({key[:1] for key in spots}))
+            schema = arrow(snapshot.rule.state_columns)
+            found = pa.table({n: pa.array(c.to_pylist(), schema.field(n).type) for n, c in rows.items()}, schema)
+            txn = CommitProperties(app_transactions=[Transaction(app_id=POSITION, version=snapshot.position or 0)])
+            write_deltalake(table(self.config, "state", name), found, mode="overwrite", commit_properties=txn)
+
+    def read(self) -> None:
+        """The API reads some more of the topic, in batches that begin anywhere before where it is."""
+        if self.dice.random() < 0.2:
+            self.live.skip()
+        rows = []
+        for partition in self.dice.sample(PARTITIONS, self.dice.randrange(1, 4)):
+            now = self.live._next.get(partition, 0)
+            begin, end = max(0, now - self.dice.choice((0, 0, 3))), now + self.dice.randrange(8)
+            rows += [event.sent() for event in self.events[partition][begin:end]]
+        if rows:
+            columns = zip(*rows, strict=True)
+            self.live.arrived(pa.table([pa.array(c, k) for c, k in zip(columns, RECORDS.types, strict=True)], RECORDS))
+
+    def check(self) -> None:
+        """Every store is the oracle's, with and without what is pending."""
+        everything = [e for p in PARTITIONS for e in self.events[p]]
+        truth = [e.meant(e.other) for e in everything if e.offset < self.folded[e.partition] and not e.refused]
+        seen = self.live._next
+        pending = [
+            e.meant(e.n)
+            for e in everything
+            if self.folded[e.partition] <= e.offset < seen.get(e.partition, 0) and not e.unseen
+        ]
+        for name in self.config.stores:
+            snapshot = self.replica.snapshot(name)
+            assert shown(snapshot, name) == right(truth + pending, name), name
+            assert shown(snapshot.truth(), name) == right(truth, name), name
+            assert snapshot.keys == len(right(truth + pending, name))
+            for partition in PARTITIONS:
+                reached = max(seen.get(partition, 0), self.folded[partition])
+                for offset in (reached - 1, reached):
+                    assert self.replica.covers(name, partition, offset) == (offset < reached)
+
+
+def shown(snapshot, name):
+    """What a scan gives, as the oracle gives it; what a key gives by itself is the same."""
+    rows = snapshot.rows(snapshot.page(None, 100_000)[0])
+    epoch, found = dt.datetime(1970, 1, 1), {}
+    lookup = dict(zip((r["key"] for r in rows), snapshot.lookup([[r["key"]] for r in rows]), strict=True))
+    for row in rows:
+        one = snapshot.get([row["key"]])
+        assert lookup[row["key"]] is not None
+        if name == "hours":
+            assert {c: v for c, v in row.items() if c != "key"} in one["windows"]
+            found[row["key"], (row["window_start"] - epoch) // dt.timedelta(microseconds=1)] = row["value"]
+        else:
+            assert one == row
+            found[row["key"]] = row["value"]
+    return found
+
+
+@pytest.mark.parametrize("example", range(5))
+def test_answers_are_the_oracles_over_the_changelog_and_what_is_pending(lake, example, monkeypatch):
+    monkeypatch.setattr("api.replica.OVERLAY", 10)  # so that newer versions are read, too
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    topic = Topic(written(lake), dice)
+    for _ in range(40):
+        step = dice.choice((topic.read, topic.read, topic.commit, topic.follow, topic.merge))
+        step()
+        if step is topic.merge:
+            topic.follow()
+        topic.check()
+    while any(o < len(topic.events[p]) for p, o in topic.logged.items()):
+        topic.commit()
+    topic.follow()
+    topic.live.skip()
+    topic.check()
+    assert topic.live.status()["pending"] == 0, "the changelog has it all"
+    for name in topic.config.stores:
+        snapshot = topic.replica.snapshot(name)
+        assert not snapshot.overlay.under and snapshot.offsets(["k1"]) is None
+
+
+class Shop:
+    """A real topic, an API that follows it, and a changelog that gets of it what it is told to."""
+
+    def __init__(self, lake, broker: Broker, topic: str) -> None:
+        self.broker, self.topic = broker, topic
+        text = f"""
+api: {{freshness: live}}
+streams:
+  s: {{topic: {topic}, schema: "key STRING, n BIGINT"}}
+stores:
+  total: {{stream: s, key: key, value: n, reduce: sum}}
+  last: {{stream: s, key: key, value: n, reduce: latest}}
+"""
+        self.config = lake(text, broker.bootstrap)
+        create_topic(self.config.kafka, topic)
+        self.path = table(self.config, "changelog", "s")
+        self.schema = arrow({"key": "STRING", "n": "BIGINT", **EVENT_COLUMNS})
+        DeltaTable.create(self.path, self.schema, configuration={"delta.enableChangeDataFeed": "true"})
+        for name, store in self.config.stores.items():
+            rule = Rule(store, ("STRING",), "BIGINT")
+            settings = {DEFINITION: definition_of(rule), "delta.dataSkippingStatsColumns": "key"}
+            path = table(self.config, "state", name)
+            DeltaTable.create(path, arrow(rule.state_columns), configuration=settings, raise_if_key_not_exists=False)
+        self.app = create_app(self.config)
+        self.replica: Replica = self.app.extensions["statehouse"].replica
+        self.client = self.app.test_client()
+
+    def send(self, *events: tuple[str, int], partition: int = 0) -> None:
+        """Some events, in the topic when this returns."""
+        produce(self.broker.bootstrap, self.topic, [(k, {"key": k, "n": n}, None, partition) for k, n in events])
+
+    def log(self) -> None:
+        """The changelog gets all that the topic has; as it has it now."""
+        begin = {int(p): o for p, o in (metadata(self.path, "offsets") or {"offsets": {}})["offsets"].items()}
+        rows, offsets = [], dict(begin)
+        for message in read_all(self.broker.bootstrap, self.topic):
+            partition, offset = message.partition(), message.offset()
+            if offset >= begin.get(partition, 0):
+                at = dt.datetime.fromtimestamp(message.timestamp()[1] / 1000, dt.timezone.utc)
+                place = {"_topic": self.topic, "_partition": partition, "_offset": offset, "_event_time": at}
+                rows.append({**json.loads(message.value()), **place, "_log_time": at, "_op": "report"})
+                offsets[partition] = offset + 1
+        said = json.dumps({"topic": self.topic, "offsets": {str(p): o for p, o in offsets.items()}})
+        found = pa.Table.from_pylist([{n: r.get(n) for n in self.schema.names} for r in rows], schema=self.schema)
+        done = CommitProperties(custom_metadata={"userMetadata": said})
+        write_deltalake(self.path, found, mode="append", commit_properties=done)
+
+    def get(self, key: str, store: str = "total", query: str = "") -> dict[str, Any] | None:
+        """A point read; None where the key is absent."""
+        response = self.client.get(f"/stores/{store}/keys/{key}{query}")
+        assert response.status_code in (200, 404), response.text
+        return response.get_json() if response.status_code == 200 else None
+
+    def shows(self, key: str, value: int, seconds: float = 15.0) -> dict[str, Any]:
+        """The answer, as soon as it has a value."""
+        eventually(lambda: (self.get(key) or {}).get("value") == value, seconds)
+        return self.get(key) or {}
+
+    @property
+    def live(self) -> dict[str, Any]:
+        """What the API says of the topic."""
+        return self.client.get("/stores/total").get_json()["live"]
+
+
+def read_all(bootstrap: str, topic: str) -> list[Message]:
+    """Every message of a topic that is there."""
+    kafka = {"bootstrap.servers": bootstrap, "group.id": "tests", "enable.auto.commit": False, "log_level": 0}
+    ends, found = end_offsets({"bootstrap.servers": bootstrap}, topic), []
+    consumer = Consumer(kafka)
+    consumer.assign([TopicPartition(topic, p, low) for p, (low, high) in ends.items() if high > low])
+    while len(found) < sum(high - low for low, high in ends.values()):
+        message = consumer.poll(20)
+        assert message is not None and message.error() is None, message
+        found.append(message)
+    consumer.close()
+    return found
+
+
+@pytest.fixture
+def shop(lake, broker, request):
+    made = Shop(lake, broker, f"live-{request.node.name.replace('[', '-').replace(']', '')}"[:200])
+    yield made
+    made.replica.stop()
+
+
+def test_an_event_is_shown_before_the_changelog_has_it(shop):
+    shop.send(("a", 1), ("b", 2), ("a", 3))
+    found = shop.shows("a", 4)
+    assert (found["provisional"], found["offsets"], found["position"]) == (True, {"0": 3}, None)
+    assert shop.get("a", query="?freshness=changelog") is None
+    eventually(lambda: shop.get("a", "last"))  # one store after the other
+    rows = shop.client.get("/stores/last/keys").get_json()
+    assert [(r["key"], r["value"]) for r in rows["rows"]] == [("a", 3), ("b", 2)] and rows["provisional"] is True
+    assert shop.client.get("/stores/last/keys?freshness=changelog").get_json()["rows"] == []
+    asked = {"keys": ["a", "c"]}
+    assert shop.client.post("/stores/last/lookup", json=asked).get_json()["missing"] == ["c"]
+    assert shop.client.post("/stores/last/lookup?freshness=changelog", json=asked).get_json()["missing"] == ["a", "c"]
+    assert shop.client.get("/stores/last/keys/a?freshness=soon").status_code == 400
+    assert shop.live["pending"] == 3 and shop.live["state"] == "following" and shop.live["offsets"] == {"0": 3}
+    shop.log()
+    eventually(lambda: "provisional" not in shop.get("a"))
+    assert (shop.get("a")["value"], shop.get("a")["position"]) == (4, 1)
+    assert shop.get("a", query="?freshness=changelog")["value"] == 4
+    eventually(lambda: shop.live["pending"] == 0)
+    assert shop.client.get("/stores/total").get_json()["freshness"] == "live"
+
+
+def test_who_writes_reads_it_without_the_jobs(shop):
+    client = shop.client
+    for number in range(20):
+        token = client.put("/stores/last/keys/mine", json={"value": number}).get_json()["token"]
+        found = client.get(f"/stores/last/keys/mine?after={token}&timeout=20")
+        assert (found.status_code, found.get_json()["value"], found.get_json()["provisional"]) == (200, number, True)
+    client.delete("/stores/last/keys/mine")
+    eventually(lambda: shop.get("mine", "last") is None)
+    assert shop.client.get("/stores/last/keys/mine?freshness=changelog").status_code == 404
+    metrics = client.get("/metrics").text
+    assert 'statehouse_live_pending{store="last"} 21.0' in metrics
+    assert 'statehouse_live{state="following",store="last"} 1.0' in metrics
+
+
+def test_partitions_are_added_and_the_topic_is_truncated(shop):
+    shop.send(("a", 1))
+    shop.shows("a", 1)
+    admin = AdminClient({"bootstrap.servers": shop.broker.bootstrap})
+    more = len(partitions(shop.config.kafka, shop.topic)) + 1
+    admin.create_partitions([NewPartitions(shop.topic, more)])[shop.topic].result(20)
+    eventually(lambda: len(partitions(shop.config.kafka, shop.topic)) == more)
+    shop.send(("a", 10), partition=more - 1)
+    assert shop.shows("a", 11, 30)["offsets"] == {"0": 1, str(more - 1): 1}
+    shop.replica.stop()
+    shop.send(("a", 100), ("a", 1000))
+    place = TopicPartition(shop.topic, 0, 2)
+    admin.delete_records([place])[TopicPartition(shop.topic, 0)].result(20)
+    # A new process begins where the changelog is, and there is less in the topic than came after that.
+    app = create_app(shop.config)
+    try:
+        client = app.test_client()
+        eventually(lambda: (client.get("/stores/total/keys/a").get_json() or {}).get("value") == 1010)
+    finally:
+        app.extensions["statehouse"].replica.stop()
+
+
+def test_kafka_goes_away_and_comes_back(lake, tmp_path):
+    broker = Broker(tmp_path / "own-kafka")
+    broker.start()
+    try:
+        shop = Shop(lake, broker, "t")
+        shop.send(("a", 1))
+        shop.shows("a", 1)
+        shop.log()
+        eventually(lambda: "provisional" not in shop.get("a"))
+        broker.kill()
+        eventually(lambda: shop.live["state"] == "away", 30)
+        assert shop.get("a")["value"] == 1 and shop.client.get("/stores/total").get_json()["freshness"] == "changelog"
+        broker = Broker(tmp_path / "own-kafka")
+        broker.start()
+        shop.send(("a", 10))
+        shop.shows("a", 11, 60)
+        assert shop.live["state"] == "following"
+        shop.replica.stop()
+    finally:
+        broker.stop()
+
+
+def test_it_steps_aside_where_there_is_too_much_and_returns(lake, broker, monkeypatch):
+    monkeypatch.setattr("api.live.PENDING", 100)
+    monkeypatch.setattr("api.live.BEHIND", 400)
+    monkeypatch.setattr("api.live.AT_ONCE", 50)
+    monkeypatch.setattr("api.live.ASIDE_SECONDS", 0.1)
+    shop = Shop(lake, broker, "live-aside")
+    try:
+        for number in range(1, 31):
+            shop.send(*((f"k{number}-{i}", 1) for i in range(20)))
+        eventually(lambda: shop.live["state"] == "aside")
+        pending = shop.live["pending"]
+        assert 0 < pending <= 150, "bounded"
+        assert shop.get("k1-0")["value"] == 1, "what is shown stays"
+        text = shop.client.get("/stores/total").get_json()
+        assert text["freshness"] == "changelog" and text["live"]["behind"] > 0
+        shop.log()
+        eventually(lambda: shop.live["state"] == "following")
+        assert shop.client.get("/stores/total").get_json()["keys"] == 600
+        shop.send(("after", 7))
+        assert shop.shows("after", 7)["provisional"] is True
+        assert shop.live["pending"] == 1
+    finally:
+        shop.replica.stop()
