@@ -17,12 +17,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import sqlglot
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, TopicPartition
 
-from api import duck
 from api.arrivals import Parser, records
 from api.snapshot import Snapshot
 from api.tail import Tail
@@ -51,11 +51,18 @@ class Store(Protocol):
 class Live:
     """One stream. ``lock`` is held by whoever changes what its stores show."""
 
-    def __init__(self, config: Config, stream: Stream, stores: Sequence[Store], wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        db: duckdb.DuckDBPyConnection,
+        config: Config,
+        stream: Stream,
+        stores: Sequence[Store],
+        wake: Callable[[], None],
+    ) -> None:
         self.lock = threading.RLock()
         self.state = OFF
         self._config, self._stream, self._stores, self._wake = config, stream, stores, wake
-        self._db = duck.connect(root=config.root, threads=1)
+        self._db = db.cursor()
         self._parser: Parser | None = None
         self._pending: pa.Table | None = None
         self._since: dict[int, int] = {}  # what is pending is all that came from here on, by partition
@@ -137,8 +144,9 @@ class Live:
         if self._pending is None:
             return
         known = [store.covered for store in self._stores if store.tail is not None and store.covered is not None]
-        least = {p: min(covered.get(p, 0) for covered in known) for p in set().union(*known)} if known else {}
-        least = least if known else dict(self._next)
+        least = dict(self._next)
+        if known:
+            least = {p: min(covered.get(p, 0) for covered in known) for p in set().union(*known)}
         self._since = {p: max(least.get(p, 0), self._since.get(p, 0)) for p in {*least, *self._since}}
         left = after(self._pending, least)
         self._pending = left.combine_chunks() if left.num_rows else None
@@ -155,7 +163,7 @@ class Live:
             new = None
         pending = self._pending
         if pending is None:
-            snapshot.lay((), (), {}, {}, ahead)
+            snapshot.lay((), (), {}, {}, {})
             return
         try:
             tail.lay(after(pending, covered), None if new is None else after(new, covered), ahead)

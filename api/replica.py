@@ -88,7 +88,9 @@ class Replica:
         self._feeds: dict[tuple[str, int, int], pa.Table] = {}  # of one refresh
         self._offsets: dict[str, deque[tuple[int, dict[int, int]]]] = {s: deque(maxlen=1000) for s in config.streams}
         self._lives = {
-            s.name: Live(config, s, [f for f in self._stores.values() if f.store.stream == s.name], self._wake)
+            s.name: Live(
+                self._db, config, s, [f for f in self._stores.values() if f.store.stream == s.name], self._wake
+            )
             for s in config.streams.values()
         }
         self._refreshing = threading.Lock()

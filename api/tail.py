@@ -11,7 +11,9 @@ from collections.abc import Collection
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from api.ahead import Ahead
 from api.columns import Columns
 from api.delta import pin, unpin
 from api.duck import quoted
@@ -38,6 +40,7 @@ class Tail:
         self.changelog = table(config, "changelog", self.stream.name)
         self.name = f"tail{next(_numbers)}"
         self.fold = Fold(self.db, self.rule, self.name)
+        self._ahead: Ahead | None = None
         self._begun = False
         self.begun()
 
@@ -73,51 +76,71 @@ class Tail:
 
         Nothing is kept of that but the rows that are shown: it is always the changelog's state with the pending events on top.
         """
-        if not (pending if new is None else new).num_rows:
+        some = pending if new is None else new
+        self._ahead = mine = self._ahead or Ahead(self.fold, self.stream, self.snapshot.types, self.name)
+        if new is None:
+            mine.pending.clear()
+        if not some.num_rows:
             self.snapshot.lay((), (), {}, {}, ahead, None if new is None else ())
             return
-        self.db.register("_pending", pending)
-        self.db.register("_new", pending if new is None else new)
-        try:
-            touched = self._touched("_new")
-            spots, rows = self.snapshot.present(touched)
-            made = self.fold.over(pa.table(rows), "_pending", lambda: self._all("_pending"), TOUCHED)
-            keys, present, columns = self._changed(made)
-            self.snapshot.lay(keys, present, columns, spots, ahead, None if new is None else touched)
-        finally:
-            self.db.unregister("_pending")
-            self.db.unregister("_new")
-            unpin(self.db, CHANGELOG)
+        mine.new.clear()
+        mine.before.clear()
+        mine.pending.add(some)
+        mine.new.add(some)
+        touched = mine.keys()
+        spots, rows = self.snapshot.present(touched)
+        mine.before.add(pa.table(rows))
+        found = mine.rows()
+        if pc.any(found["_conflict"]).as_py():
+            found = self._again(touched, rows)
+        keys, present, columns = self._split(found)
+        self.snapshot.lay(keys, present, columns, spots, ahead, None if new is None else touched)
 
     def close(self) -> None:
         """Drop the fold's tables."""
         for name in (self.fold.state, self.fold.tombstones):
             self.db.execute(f"DROP TABLE IF EXISTS {quoted(name)}")
+        if self._ahead:
+            self._ahead.close()
         self.db.close()
 
     def _apply(self, events: str, head: int) -> Collection[Key]:
         spots, rows = self.snapshot.present(self._touched(events))
         made = self.fold.apply(pa.table(rows), events, lambda: self._attached(head), head)
-        keys, present, columns = self._changed(made)
+        keys, present, columns = self._split(self._found(made))
         self.snapshot.change(keys, present, columns, spots, head)
         return keys
 
     def _touched(self, events: str) -> list[Key]:
-        """The keys of the store that some events touch, without windows; also as a table."""
+        """The keys of the store that some events touch, without windows."""
         of = ", ".join(map(spark_quoted, self.rule.key_columns))
         touched = to_duckdb(f"SELECT DISTINCT {of} FROM ({self.rule.project(events, guard=GUARD)})")
-        self.db.execute(f"CREATE OR REPLACE TEMP TABLE {TOUCHED} AS {touched}")
         key = casts({name: self.snapshot.types[name] for name in self.rule.key_columns})
-        return keys_of(self.db.execute(f"SELECT {key} FROM {TOUCHED}").to_arrow_table().columns)
+        return keys_of(self.db.execute(f"SELECT {key} FROM ({touched})").to_arrow_table().columns)
 
-    def _changed(self, made: str) -> tuple[list[Key], list[bool], Columns]:
-        """What a fold made: the keys (and windows), which of them are present, and the rows of those."""
-        types = self.snapshot.types
+    def _found(self, made: str) -> pa.Table:
+        """What a fold made, as a table's rows."""
         whole = "window_start IS NOT NULL" if self.rule.store.windows else "TRUE"  # a purge is remembered by its key
-        changed = self.db.execute(f"SELECT {casts(types)}, _present FROM {quoted(made)} WHERE {whole}").to_arrow_table()
-        keys, present = keys_of(changed[name] for name in self.rule.keys), changed["_present"]
-        now = changed.filter(present)
-        return keys, present.to_pylist(), {name: now[name].combine_chunks() for name in types}
+        query = f"SELECT {casts(self.snapshot.types)}, _present FROM {quoted(made)} WHERE {whole}"
+        return self.db.execute(query).to_arrow_table()
+
+    def _split(self, found: pa.Table) -> tuple[list[Key], list[bool], Columns]:
+        """The keys (and windows), which of them are present, and the rows of those."""
+        keys, present = keys_of(found[name] for name in self.rule.keys), found["_present"]
+        now = found.filter(present)
+        return keys, present.to_pylist(), {name: now[name].combine_chunks() for name in self.snapshot.types}
+
+    def _again(self, touched: list[Key], rows: Columns) -> pa.Table:
+        """The same from the whole changelog and what is pending, where a late reset tore a key."""
+        assert self._ahead is not None
+        columns = dict(zip(self.rule.key_columns, zip(*touched, strict=True), strict=True))
+        self.db.register(TOUCHED, pa.table({name: list(values) for name, values in columns.items()}))
+        try:
+            pending = self._ahead.pending.name
+            return self._found(self.fold.over(pa.table(rows), pending, lambda: self._all(pending), TOUCHED))
+        finally:
+            self.db.unregister(TOUCHED)
+            unpin(self.db, CHANGELOG)
 
     def _attached(self, head: int) -> str:
         return attach(self.db, self.config, self.stream, head)

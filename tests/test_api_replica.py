@@ -278,6 +278,21 @@ def test_what_is_committed_while_the_log_is_read_is_not_taken_for_folded(
     assert replica.covers("last", 0, 1) and replica.covers("last", 0, 2) and not replica.covers("last", 0, 3)
 
 
+def test_tables_of_discarded_versions_leave_memory(
+    replica: Replica, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_module, "OVERLAY", 0)
+    sales, state, used = Sales(config), State(config, "last"), []
+    for number in range(1, 13):
+        position = sales.append({"customer": "a", "weight": float(number)}, {"customer": "b", "weight": 0.5})
+        state.write(position - 1, {"key": "a", "value": float(number - 1)})
+        replica.refresh()
+        assert replica.snapshot("last").version == number and replica.snapshot("last").get(["b"]) is not None
+        (found,) = replica._db.execute("SELECT sum(memory_usage_bytes) FROM duckdb_memory()").fetchone()
+        used.append(found)
+    assert max(used[3:]) <= used[3], used
+
+
 def test_the_log_is_followed_without_reading_it(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     path = table(config, "changelog", "sales")
     log = Log(path)
