@@ -6,8 +6,11 @@ made here is forgotten as soon as the changelog has, or has refused, the same co
 
 from __future__ import annotations
 
+import itertools
 import json
+import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -15,49 +18,57 @@ from confluent_kafka import Message
 
 from api.duck import literal, quoted
 from api.fold import GUARD
+from api.prepared import Bag, Prepared
 from statehouse.config import Column, Stream
 from statehouse.fold import Rule
 from statehouse.kafka import OP_HEADER, STORE_HEADER
 from statehouse.transpile import duckdb_type, to_duckdb
 
-RECORDS = pa.schema(
-    {
-        "_topic": pa.string(),
-        "_partition": pa.int32(),
-        "_offset": pa.int64(),
-        "_timestamp": pa.timestamp("ms", "UTC"),
-        "_key": pa.string(),
-        "_text": pa.string(),
-        "_op": pa.string(),
-        "_store": pa.string(),
-    }
-)
+RECORDS = {
+    "_topic": "STRING",
+    "_partition": "INT",
+    "_offset": "BIGINT",
+    "_timestamp": "TIMESTAMP",
+    "_key": "STRING",
+    "_text": "STRING",
+    "_op": "STRING",
+    "_store": "STRING",
+    "_log_time": "TIMESTAMP",  # when it was read
+}
+TIME = pa.timestamp("ms", "UTC")
+_numbers = itertools.count()
+ARROW = {"STRING": pa.string(), "INT": pa.int32(), "BIGINT": pa.int64(), "TIMESTAMP": TIME}
 LEAST, GREATEST = "TIMESTAMPTZ '0001-01-01 00:00:00+00'", "TIMESTAMPTZ '9999-12-31 23:59:59.999999+00'"
 NUMBER = "'-?[0-9]+(\\.[0-9]+)?([eE][-+]?[0-9]+)?'"
 
 
 def records(messages: Iterable[Message]) -> pa.Table:
     """What Kafka's client gives, as a table of :data:`RECORDS`."""
-    columns = zip(*map(_record, messages), strict=True)
-    return pa.table([pa.array(column, kind) for column, kind in zip(columns, RECORDS.types, strict=True)], RECORDS)
+    now = time.time_ns() // 1_000_000
+    return table((*_record(message), now) for message in messages)
 
 
-def _record(message: Message) -> tuple[object, ...]:
-    value, key = message.value(), message.key()
-    headers = dict(message.headers() or ())  # the last of a name counts
-    op, store = _decoded(headers.get(OP_HEADER)), _decoded(headers.get(STORE_HEADER))
+def table(rows: Iterable[tuple[Any, ...]]) -> pa.Table:
+    """A table of :data:`RECORDS`; moments are milliseconds since 1970."""
+    columns = zip(*rows, strict=True)
+    made = {n: pa.array(c, ARROW[kind]) for c, (n, kind) in zip(columns, RECORDS.items(), strict=True)}
+    return pa.table(made)
+
+
+def _record(message: Message) -> tuple[Any, ...]:
+    place = message.topic(), message.partition(), message.offset(), message.timestamp()[1]
+    return record(*place, message.key(), message.value(), message.headers())
+
+
+def record(
+    topic: str | None, partition: int | None, offset: int | None, timestamp: int, key: Any, value: Any, headers: Any
+) -> tuple[Any, ...]:
+    """A record as a row of :data:`RECORDS`, but for the last column."""
+    named = dict(headers or ())  # the last of a name counts
+    op, store = _decoded(named.get(OP_HEADER)), _decoded(named.get(STORE_HEADER))
     if op is None:
         op = "report" if value is not None else "purge"
-    return (
-        message.topic(),
-        message.partition(),
-        message.offset(),
-        message.timestamp()[1],
-        _decoded(key),
-        _decoded(value),
-        op,
-        None if op == "report" else store,
-    )
+    return topic, partition, offset, timestamp, _decoded(key), _decoded(value), op, None if op == "report" else store
 
 
 def _decoded(found: bytes | str | None) -> str | None:
@@ -73,33 +84,35 @@ class Parser:
     Raises sqlglot's errors where the stream's time has no words in DuckDB.
     """
 
-    def __init__(self, stream: Stream, rules: Iterable[Rule], stores: Sequence[str]) -> None:
-        self._query = _query(stream, list(rules), stores)
+    def __init__(
+        self, db: duckdb.DuckDBPyConnection, stream: Stream, rules: Iterable[Rule], stores: Sequence[str]
+    ) -> None:
+        self._records = Bag(db, f"records of {stream.name}", RECORDS)
+        query = _query(stream, list(rules), stores, quoted(self._records.name))
+        self._query = Prepared(db, f"parsed {next(_numbers)}", query)
 
-    def parse(self, db: duckdb.DuckDBPyConnection, found: pa.Table) -> pa.Table:
+    def parse(self, found: pa.Table) -> pa.Table:
         """The rows for the changelog of those records that are not refused."""
-        db.register("_records", found)
-        try:
-            return db.execute(self._query).to_arrow_table()
-        finally:
-            db.unregister("_records")
+        self._records.clear()
+        self._records.add(found)
+        return self._query.rows()
 
 
-def _query(stream: Stream, rules: list[Rule], stores: Sequence[str]) -> str:
+def _query(stream: Stream, rules: list[Rule], stores: Sequence[str], found: str) -> str:
     names = [quoted(c.name) for c in stream.columns]
     spec = literal(json.dumps({c.name: "JSON" for c in stream.columns}))
     values = ", ".join(f"{_value(c)} AS {quoted(c.name)}" for c in stream.columns)
-    time = to_duckdb(f"CAST({stream.time} AS TIMESTAMP)") if stream.time else "NULL"
+    event_time = to_duckdb(f"CAST({stream.time} AS TIMESTAMP)") if stream.time else "NULL"
     payload = "_text" if stream.keep_payload else "CAST(NULL AS VARCHAR)"
+    opened = "ltrim(_text, ' ' || chr(9) || chr(10) || chr(13)) LIKE '{%'"
     return f"""
-SELECT {", ".join(names)}, _topic, _partition, _offset, coalesce(_time, _timestamp) AS _event_time, now() AS _log_time,
+SELECT {", ".join(names)}, _topic, _partition, _offset, coalesce(_time, _timestamp) AS _event_time, _log_time,
   _op, _key, _store, _agent, _value, {payload} AS _payload
-FROM (SELECT *, CASE WHEN _op = 'report' THEN {GUARD.format(time)} END AS _time,
-    CASE WHEN _op = 'set' THEN _text ->> '$.value' END AS _value, CASE WHEN _op = 'set' THEN _text ->> '$.agent' END AS _agent
+FROM (SELECT *, CASE WHEN _op = 'report' THEN {GUARD.format(event_time)} END AS _time,
+    CASE WHEN _op = 'set' THEN _object ->> '$.value' END AS _value, CASE WHEN _op = 'set' THEN _object ->> '$.agent' END AS _agent
   FROM (SELECT *, {values}
-    FROM (SELECT *, CASE WHEN _op = 'report' AND _object THEN json_transform(_text, {spec}) END AS _json
-      FROM (SELECT * REPLACE (CAST(_timestamp AS TIMESTAMPTZ) AS _timestamp), coalesce(json_valid(_text) AND ltrim(_text, ' ' || chr(9) || chr(10) || chr(13)) LIKE '{{%', FALSE) AS _object
-        FROM _records))))
+    FROM (SELECT *, CASE WHEN _op = 'report' THEN json_transform(_object, {spec}) END AS _json
+      FROM (SELECT *, CASE WHEN json_valid(_text) AND {opened} THEN _text END AS _object FROM {found}))))
 WHERE CASE WHEN _op = 'report' THEN {_report(stream)} ELSE {_control(rules, stores)} END"""
 
 
@@ -126,7 +139,7 @@ def _value(column: Column) -> str:
 
 def _report(stream: Stream) -> str:
     """Whether a report is taken."""
-    tests = ["_object"]
+    tests = ["_object IS NOT NULL"]
     tests += [f"({_raw(c)} IS NULL OR {quoted(c.name)} IS NOT NULL)" for c in stream.columns]
     tests += [f"{quoted(c.name)} IS NOT NULL" for c in stream.columns if c.required]
     if stream.time_columns:
@@ -142,7 +155,7 @@ def _control(rules: list[Rule], stores: Sequence[str]) -> str:
         "_op IN ('set', 'purge')",
         "_key IS NOT NULL",
         f"coalesce(_store IN ({known}), _op = 'purge')",
-        "(_op = 'purge' OR (_object AND list_contains(json_keys(_text), 'value')))",
+        "(_op = 'purge' OR coalesce(list_contains(json_keys(_object), 'value'), FALSE))",
     ]
     for rule in rules:
         keyed = " AND ".join(f"{_guarded(k)} IS NOT NULL" for k in rule.control_keys())

@@ -24,9 +24,11 @@ import sqlglot
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, TopicPartition
 
 from api.arrivals import Parser, records
+from api.prepared import cursor
 from api.snapshot import Snapshot
 from api.tail import Tail
 from statehouse.config import Config, Stream
+from statehouse.fold import Rule
 from statehouse.kafka import librdkafka
 
 IDLE, WAIT = 0.2, 0.003  # seconds: for a first event, and then for more of them
@@ -62,8 +64,8 @@ class Live:
         self.lock = threading.RLock()
         self.state = OFF
         self._config, self._stream, self._stores, self._wake = config, stream, stores, wake
-        self._db = db.cursor()
-        self._parser: Parser | None = None
+        self._db = cursor(db)
+        self._parser: tuple[list[Rule], Parser] | None = None
         self._pending: pa.Table | None = None
         self._since: dict[int, int] = {}  # what is pending is all that came from here on, by partition
         self._next: dict[int, int] = {}  # up to what is read of the topic
@@ -92,7 +94,6 @@ class Live:
         """A store's state by the changelog is another now, and has this of the topic: show on top of it what is pending still.
         None: that is not known, or it cannot be folded on; then nothing is."""
         with self.lock:
-            self._parser = None  # the rules may be others
             self._lay(snapshot, tail, covered, None)
 
     def arrived(self, found: pa.Table) -> None:
@@ -133,11 +134,11 @@ class Live:
         }
 
     def _parse(self, found: pa.Table) -> pa.Table:
-        if self._parser is None:
-            rules = [store.snapshot.rule for store in self._stores if store.snapshot.rule]
+        rules = [store.snapshot.rule for store in self._stores if store.snapshot.rule]
+        if self._parser is None or self._parser[0] != rules:
             names = [store.name for store in self._config.stores_of(self._stream.name)]
-            self._parser = Parser(self._stream, rules, names)
-        return self._parser.parse(self._db, found)
+            self._parser = rules, Parser(self._db, self._stream, rules, names)
+        return self._parser[1].parse(found)
 
     def _trim(self) -> None:
         """Forget what every store has by the changelog."""

@@ -14,18 +14,19 @@ from confluent_kafka import Consumer, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from api import create_app
-from api.arrivals import RECORDS
+from api import arrivals, create_app
 from api.live import Live
+from api.prepared import cursor
 from api.replica import Replica
 from demo.broker import Broker
+from jobs.parse import accepted, parse
 from statehouse.config import Config
 from statehouse.fold import Rule
 from statehouse.kafka import create_topic, end_offsets, partitions
 from statehouse.tables import DEFINITION, EVENT_COLUMNS, POSITION, definition_of, metadata, table
 from statehouse.transpile import duckdb_type
 from tests.lakes import right, written
-from tests.records import control, iso, produce, stamp
+from tests.records import SCHEMA, control, iso, produce, stamp
 from tests.test_api_lake import eventually
 
 T0 = 1_700_000_000_000_000
@@ -62,7 +63,7 @@ class Event:
         self.unseen = dice.random() < 0.05  # the API refuses it
 
     def sent(self) -> tuple[Any, ...]:
-        """A row of RECORDS."""
+        """A row of api.arrivals.RECORDS."""
         body = None
         if self.op == "set":
             body = json.dumps({"value": self.n})
@@ -71,7 +72,7 @@ class Event:
         body = "{" if self.unseen else body
         op = "report" if self.unseen else self.op
         store = self.headers.get("statehouse-store")
-        return "t", self.partition, self.offset, self.time // 1000, self.key, body, op, store
+        return "t", self.partition, self.offset, self.time // 1000, self.key, body, op, store, self.time // 1000
 
     def logged(self) -> dict[str, Any]:
         """A row of the changelog."""
@@ -161,8 +162,7 @@ class Topic:
             begin, end = max(0, now - self.dice.choice((0, 0, 3))), now + self.dice.randrange(8)
             rows += [event.sent() for event in self.events[partition][begin:end]]
         if rows:
-            columns = zip(*rows, strict=True)
-            self.live.arrived(pa.table([pa.array(c, k) for c, k in zip(columns, RECORDS.types, strict=True)], RECORDS))
+            self.live.arrived(arrivals.table(rows))
 
     def check(self) -> None:
         """Every store is the oracle's, with and without what is pending."""
@@ -414,3 +414,86 @@ def test_it_steps_aside_where_there_is_too_much_and_returns(lake, broker, monkey
         assert shop.live["pending"] == 1
     finally:
         shop.replica.stop()
+
+
+ODD = [
+    b'{"key": "a", "n": 1, "d": 1.50, "b": true, "tags": ["x", null], "at": "2024-02-29", "ts": "2024-02-29T12:00:00.123456Z"}',
+    b' \n{"key": 17, "n": 2}',
+    '{"key": "ü \\u2603 \\"q\\" \\\\", "n": 3, "ts": "2024-02-29T12:00:00+02:00"}'.encode(),
+    b'{"key": {"x": [1, 2]}, "n": 4}',
+    b'{"key": null, "n": 5, "other": {}}',
+    b'{"n": -9223372036854775808}',
+    b'{"key": "no n"}',
+    b'{"n": null}',
+    b'{"n": "1"}',
+    b'{"n": 1.5}',
+    b'{"n": 9223372036854775808}',
+    b'{"n": 1, "d": "x"}',
+    b'{"n": 1, "b": "true"}',
+    b'{"n": 1, "tags": "x"}',
+    b'{"n": 1, "at": "2024-02-30"}',
+    b'{"n": 1, "ts": "yesterday"}',
+    b"[1]",
+    b"1",
+    b"",
+    b"{",
+    b'{"n": 1',
+    b'{"n": 1} {"n": 2}',
+    b"\xff\xfe",
+    None,
+]
+
+
+@pytest.mark.slow
+def test_what_it_takes_is_what_spark_takes(spark, lake):
+    config = lake("""
+streams:
+  s:
+    topic: t
+    schema: "key STRING, n BIGINT NOT NULL, d DECIMAL(12,2), b BOOLEAN, tags ARRAY<STRING>, at DATE, ts TIMESTAMP"
+    time: ts
+    keep_payload: true
+stores:
+  total: {stream: s, key: key, value: n, reduce: sum}
+  last: {stream: s, key: key, value: n, reduce: latest}
+  hours: {stream: s, key: key, value: n, window: 1 hour, reduce: count}
+""")
+    stream, kinds = config.streams["s"], (("STRING",), "BIGINT")
+    rules = [Rule(store, *kinds) for store in config.stores.values()]
+    sent = [(value, None) for value in ODD]
+    for store in ("total", "last", "hours", "nope", None):
+        bodies = [
+            b'{"value": 1}',
+            b'{"value": "1"}',
+            b'{"value": 1.5}',
+            b'{"value": null}',
+            b'{"agent": "a"}',
+            b"1",
+            None,
+        ]
+        sent += [(body, control("set", store)) for body in bodies]
+        sent += [(None, control("purge", store)), (b"x", control("purge", store))]
+    sent += [(b"{}", {"statehouse-op": "report"}), (b'{"n": 1}', {"statehouse-op": "zap"})]
+    rows = [
+        ("t", i % 2, i, stamp(T0 + i * 1000), b"k", value, [(n, v.encode()) for n, v in headers.items()] if headers else None)
+        for i, (value, headers) in enumerate(sent)
+    ]  # fmt: skip
+    taken = accepted(parse(spark.createDataFrame(rows, SCHEMA), stream, rules), stream)
+    expected = {row._offset: row.asDict(recursive=True) for row in taken.collect()}
+    with duckdb.connect() as db:
+        db.execute("SET TimeZone = 'UTC'")
+        parser = arrivals.Parser(cursor(db), stream, rules, list(config.stores))
+        read = [arrivals.record(t, p, o, at, k, v, h) for t, p, o, at, k, v, h in map(_as_kafka, rows)]
+        found = {row["_offset"]: row for row in parser.parse(arrivals.table((*r, 0) for r in read)).to_pylist()}
+    assert [sent[i] for i in sorted(expected.keys() ^ found.keys())] == [], "taken by one and not by the other"
+    for offset, row in expected.items():
+        for name, value in row.items():
+            if name != "_log_time":
+                got = found[offset][name]
+                got = got.replace(tzinfo=None) if isinstance(got, dt.datetime) else got
+                assert got == value, (name, sent[offset])
+
+
+def _as_kafka(row):
+    topic, partition, offset, at, key, value, headers = row
+    return topic, partition, offset, round(at.replace(tzinfo=dt.timezone.utc).timestamp() * 1000), key, value, headers
