@@ -14,9 +14,23 @@ from api.overlay import Key, keys_of
 from api.prepared import Bag, Prepared, cursor
 from api.snapshot import casts
 from statehouse.config import Stream
+from statehouse.fold import Rule
 from statehouse.fold import quoted as spark_quoted
 from statehouse.tables import EVENT_COLUMNS
 from statehouse.transpile import to_duckdb
+
+
+def keys_touched(rule: Rule, types: Mapping[str, str], events: str) -> str:
+    """SQL: the keys of the store that some events, a relation in Spark's words, touch, without windows."""
+    of = ", ".join(map(spark_quoted, rule.key_columns))
+    touched = to_duckdb(f"SELECT DISTINCT {of} FROM ({rule.project(events, guard=GUARD)})")
+    return f"SELECT {casts({name: types[name] for name in rule.key_columns})} FROM ({touched})"
+
+
+def changed(rule: Rule, types: Mapping[str, str], made: str) -> str:
+    """SQL: of rows that a fold made, a relation, the state's columns, ``_present`` and ``_conflict``."""
+    whole = "window_start IS NOT NULL" if rule.store.windows else "TRUE"  # a purge is remembered by its key
+    return f"SELECT {casts(dict(types))}, _present, _conflict FROM {made} WHERE {whole}"
 
 
 class Ahead:
@@ -28,15 +42,12 @@ class Ahead:
         self.pending, self.new = (Bag(self._db, f"{name}_{bag}", events) for bag in ("pending", "new"))
         self.before = Bag(self._db, f"{name}_before", rule.state_columns)
         keys = ", ".join(map(spark_quoted, rule.key_columns))
-        touched = f"SELECT DISTINCT {keys} FROM ({rule.project(self.new.name, guard=GUARD)})"
+        touched = f"SELECT {keys} FROM ({rule.project(self.new.name, guard=GUARD)})"
         of = f"SELECT * FROM ({rule.project(self.pending.name, guard=GUARD)}) WHERE ({keys}) IN ({touched})"
         before, tombstones = self.before.name, fold.tombstones
         made = rule.combine(rule.spread(f"({rule.fold(f'({of})')})", before, tombstones), before, tombstones)
-        whole = "window_start IS NOT NULL" if rule.store.windows else "TRUE"  # a purge is remembered by its key
-        key = casts({name: types[name] for name in rule.key_columns})
-        shown = f"SELECT {casts(dict(types))}, _present, _conflict FROM ({to_duckdb(made)}) WHERE {whole}"
-        self._keys = Prepared(self._db, f"{name}_keys", f"SELECT {key} FROM ({to_duckdb(touched)})")
-        self._rows = Prepared(self._db, f"{name}_rows", self._timed(shown))
+        self._keys = Prepared(self._db, f"{name}_keys", keys_touched(rule, types, self.new.name))
+        self._rows = Prepared(self._db, f"{name}_rows", self._timed(changed(rule, types, f"({to_duckdb(made)})")))
 
     def keys(self) -> list[Key]:
         """The keys that the new events touch, without windows."""

@@ -104,9 +104,8 @@ class Live:
             if not found.num_rows:
                 return
             new = self._parse(found)
-            latest = found["_offset"].to_numpy()
-            for partition, offset in zip(found["_partition"].to_pylist(), latest.tolist(), strict=True):
-                self._next[partition] = max(self._next.get(partition, 0), offset + 1)
+            places = zip(found["_partition"].to_pylist(), found["_offset"].to_pylist(), strict=True)
+            self._next.update({partition: offset + 1 for partition, offset in places})
             self._seen = found["_timestamp"][-1].value / 1000
             if new.num_rows:
                 self._pending = new if self._pending is None else _joined(self._pending, new)

@@ -230,11 +230,12 @@ class Replica:
         if head is None or head.version == self._heads.get(stream):
             self._heads[stream] = head.version if head else None
             return
-        newest = DeltaTable(changelog.path)
-        found = covered(newest) or {"topic": None}
-        while (head := changelog.newest()) and head.version != newest.version():  # they may be those of a later one
+        while head is not None:  # until nothing was committed meanwhile: it would be that which was found
             newest = DeltaTable(changelog.path)
             found = covered(newest) or {"topic": None}
+            head = changelog.newest()
+            if head is None or head.version == newest.version():
+                break
         if found.get("topic", self.config.streams[stream].topic) == self.config.streams[stream].topic:
             self._offsets[stream].append((newest.version(), found["offsets"]))
         self._heads[stream] = newest.version()

@@ -13,18 +13,17 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from api.ahead import Ahead
+from api.ahead import Ahead, changed, keys_touched
 from api.columns import Columns
 from api.delta import pin, unpin
 from api.duck import quoted
-from api.fold import GUARD, Fold
+from api.fold import Fold
 from api.lake import CHANGELOG, attach, filled
 from api.overlay import Key, keys_of
-from api.snapshot import Snapshot, casts
+from api.snapshot import Snapshot
 from statehouse.config import Config
 from statehouse.fold import quoted as spark_quoted
 from statehouse.tables import EVENT_COLUMNS, generation, opened, table
-from statehouse.transpile import to_duckdb
 
 TOUCHED = "_touched"
 _numbers = itertools.count()
@@ -113,16 +112,12 @@ class Tail:
 
     def _touched(self, events: str) -> list[Key]:
         """The keys of the store that some events touch, without windows."""
-        of = ", ".join(map(spark_quoted, self.rule.key_columns))
-        touched = to_duckdb(f"SELECT DISTINCT {of} FROM ({self.rule.project(events, guard=GUARD)})")
-        key = casts({name: self.snapshot.types[name] for name in self.rule.key_columns})
-        return keys_of(self.db.execute(f"SELECT {key} FROM ({touched})").to_arrow_table().columns)
+        query = keys_touched(self.rule, self.snapshot.types, events)
+        return keys_of(self.db.execute(query).to_arrow_table().columns)
 
     def _found(self, made: str) -> pa.Table:
         """What a fold made, as a table's rows."""
-        whole = "window_start IS NOT NULL" if self.rule.store.windows else "TRUE"  # a purge is remembered by its key
-        query = f"SELECT {casts(self.snapshot.types)}, _present FROM {quoted(made)} WHERE {whole}"
-        return self.db.execute(query).to_arrow_table()
+        return self.db.execute(changed(self.rule, self.snapshot.types, quoted(made))).to_arrow_table()
 
     def _split(self, found: pa.Table) -> tuple[list[Key], list[bool], Columns]:
         """The keys (and windows), which of them are present, and the rows of those."""

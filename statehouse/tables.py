@@ -13,6 +13,7 @@ What a table's commits carry besides rows:
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,28 +94,28 @@ def commits(delta: DeltaTable) -> Any:
 def metadata(path: str, field: str) -> dict[str, Any] | None:
     """The newest commit's ``userMetadata`` that has a field; None where no commit that is still logged has."""
     delta = opened(path)
-    for entry in commits(delta) if delta else ():
-        try:
-            found = json.loads(entry.get("userMetadata") or "null")
-        except ValueError:
-            continue
-        if isinstance(found, dict) and field in found:
-            return found
-    return None
+    return next((said for _, said in _said(delta) if field in said), None) if delta else None
 
 
 def covered(delta: DeltaTable) -> dict[str, Any] | None:
     """What a version of a changelog has of its topic: ``topic``, and by partition the next ``offsets``. None: it is not known,
     as the log no longer has the commit that says so. Where the table has changed meanwhile it is the newest version's."""
-    entry: dict[str, Any] = {}
+    first = None
+    for version, said in _said(delta):
+        first = version
+        if "offsets" in said:
+            return {**said, "offsets": {int(p): o for p, o in said["offsets"].items()}}
+    return {"offsets": {}} if first == 0 else None
+
+
+def _said(delta: DeltaTable) -> Iterator[tuple[int | None, dict[str, Any]]]:
+    """The commits' versions and ``userMetadata``, newest first; empty where that is none of ours."""
     for entry in commits(delta):
         try:
             found = json.loads(entry.get("userMetadata") or "null")
         except ValueError:
-            continue
-        if isinstance(found, dict) and "offsets" in found:
-            return {**found, "offsets": {int(p): o for p, o in found["offsets"].items()}}
-    return {"offsets": {}} if entry.get("version") == 0 else None
+            found = None
+        yield entry.get("version"), found if isinstance(found, dict) else {}
 
 
 def commit_time(path: str, version: int) -> int | None:
