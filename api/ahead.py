@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 import sqlglot
@@ -10,7 +11,7 @@ from sqlglot import exp
 
 from api.duck import quoted
 from api.fold import GUARD, Fold
-from api.overlay import Key, keys_of
+from api.overlay import Key, Rows, keys_of
 from api.prepared import Bag, Prepared, cursor
 from api.snapshot import casts
 from statehouse.config import Stream
@@ -18,6 +19,8 @@ from statehouse.fold import Rule
 from statehouse.fold import quoted as spark_quoted
 from statehouse.tables import EVENT_COLUMNS
 from statehouse.transpile import to_duckdb
+
+EVENTS, BEFORE = "_of", "_before"
 
 
 def keys_touched(rule: Rule, types: Mapping[str, str], events: str) -> str:
@@ -36,37 +39,61 @@ def changed(rule: Rule, types: Mapping[str, str], made: str) -> str:
 class Ahead:
     """Of one tail; ``types`` are the state's columns in DuckDB. Raises sqlglot's or DuckDB's errors as a fold does."""
 
-    def __init__(self, fold: Fold, stream: Stream, types: Mapping[str, str], name: str) -> None:
-        self._db, rule = cursor(fold.db), fold.rule
-        events = {**{c.name: c.type for c in stream.columns}, **EVENT_COLUMNS}
-        self.pending, self.new = (Bag(self._db, f"{name}_{bag}", events) for bag in ("pending", "new"))
-        self.before = Bag(self._db, f"{name}_before", rule.state_columns)
-        keys = ", ".join(map(spark_quoted, rule.key_columns))
-        touched = f"SELECT {keys} FROM ({rule.project(self.new.name, guard=GUARD)})"
-        of = f"SELECT * FROM ({rule.project(self.pending.name, guard=GUARD)}) WHERE ({keys}) IN ({touched})"
-        before, tombstones = self.before.name, fold.tombstones
-        made = rule.combine(rule.spread(f"({rule.fold(f'({of})')})", before, tombstones), before, tombstones)
-        self._keys = Prepared(self._db, f"{name}_keys", keys_touched(rule, types, self.new.name))
-        self._rows = Prepared(self._db, f"{name}_rows", self._timed(changed(rule, types, f"({to_duckdb(made)})")))
+    def __init__(self, fold: Fold, stream: Stream, types: Mapping[str, str]) -> None:
+        self._db, self._fold, self._types = cursor(fold.db), fold, types
+        rule, columns = fold.rule, {**{c.name: c.type for c in stream.columns}, **EVENT_COLUMNS}
+        self._events, self._before = Bag(self._db, EVENTS, columns), Bag(self._db, BEFORE, rule.state_columns)
+        keys = (f"CASE WHEN {rule.concerned(GUARD)} THEN {key} END" for key in rule.key_of(GUARD))
+        named = ", ".join(f"{key} AS {spark_quoted(name)}" for key, name in zip(keys, rule.key_columns, strict=True))
+        kept = casts({name: types[name] for name in rule.key_columns})
+        self._keys = Prepared(self._db, "_keys", f"SELECT {kept} FROM ({to_duckdb(f'SELECT {named} FROM {EVENTS}')})")
+        self._rows = {False: self._combined(None)}  # by whether there are tombstones
+        self.forget()
 
-    def keys(self) -> list[Key]:
-        """The keys that the new events touch, without windows."""
-        return keys_of(self._keys.rows().columns)
+    def forget(self) -> None:
+        """Nothing is pending."""
+        self._pending, self._of = Rows(), defaultdict[Key, list[int]](list)
 
-    def rows(self) -> pa.Table:
-        """What the pending events of those keys make of the rows ``before``: the state's columns, ``_present``, and whether
-        a key has to be folded again from the whole changelog, ``_conflict``."""
-        return self._rows.rows()
+    def add(self, new: pa.Table) -> list[Key]:
+        """Some events are pending, too; the keys that they touch, without windows."""
+        self._events.put(new)
+        first = self._pending.append({name: new[name].combine_chunks() for name in new.column_names})
+        touched: dict[Key, None] = {}
+        for number, key in enumerate(keys_of(self._keys.rows().columns), first):
+            if None not in key:
+                self._of[key].append(number)
+                touched[key] = None
+        return list(touched)
+
+    def of(self, keys: Iterable[Key]) -> pa.Table:
+        """The pending events of some keys."""
+        numbers = [number for key in keys for number in self._of[key]]
+        return pa.table(self._pending.take(numbers, self._events.rows.column_names))
+
+    def rows(self, events: pa.Table, before: pa.Table) -> pa.Table:
+        """What events make of the rows ``before`` of their keys: the state's columns, ``_present``, and whether a key has to be
+        folded again from the whole changelog, ``_conflict``."""
+        self._events.put(events)
+        self._before.put(before)
+        remembers = self._fold.remembers
+        if remembers not in self._rows:
+            self._rows[remembers] = self._combined(self._fold.tombstones)
+        return self._rows[remembers].rows()
 
     def close(self) -> None:
-        """Drop the tables."""
-        for bag in (self.pending, self.new, self.before):
-            bag.close()
+        """Forget the queries."""
         self._db.close()
 
+    def _combined(self, tombstones: str | None) -> Prepared:
+        rule = self._fold.rule
+        events = f"({rule.project(EVENTS, guard=GUARD)})"
+        made = rule.combine(rule.spread(f"({rule.fold(events)})", BEFORE, tombstones), BEFORE, tombstones)
+        query = self._timed(changed(rule, self._types, f"({to_duckdb(made)})"))
+        return Prepared(self._db, f"_rows {tombstones}", query)
+
     def _timed(self, query: str) -> str:
-        """The query, for which it is now when its newest event was read."""
-        now = sqlglot.parse_one(f"(SELECT max(_log_time) FROM {quoted(self.new.name)})", dialect="duckdb")
+        """The query, for which it is now when the newest of its events was read."""
+        now = sqlglot.parse_one(f"(SELECT max(_log_time) FROM {quoted(EVENTS)})", dialect="duckdb")
 
         def replaced(node: exp.Expr) -> exp.Expr:
             return now.copy() if isinstance(node, exp.CurrentTimestamp) else node

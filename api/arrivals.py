@@ -6,7 +6,6 @@ made here is forgotten as soon as the changelog has, or has refused, the same co
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
 from collections.abc import Iterable, Sequence
@@ -36,8 +35,7 @@ RECORDS = {
     "_log_time": "TIMESTAMP",  # when it was read
 }
 TIME = pa.timestamp("ms", "UTC")
-_numbers = itertools.count()
-ARROW = {"STRING": pa.string(), "INT": pa.int32(), "BIGINT": pa.int64(), "TIMESTAMP": TIME}
+ARROW = {"STRING": pa.large_string(), "INT": pa.int32(), "BIGINT": pa.int64(), "TIMESTAMP": TIME}
 LEAST, GREATEST = "TIMESTAMPTZ '0001-01-01 00:00:00+00'", "TIMESTAMPTZ '9999-12-31 23:59:59.999999+00'"
 NUMBER = "'-?[0-9]+(\\.[0-9]+)?([eE][-+]?[0-9]+)?'"
 
@@ -79,7 +77,7 @@ def _decoded(found: bytes | str | None) -> str | None:
 
 
 class Parser:
-    """Of one stream; ``rules`` are those of its stores that are known, and ``stores`` the names of all.
+    """Of one stream, for a cursor of its own; ``rules`` are those of its stores that are known, and ``stores`` the names of all.
 
     Raises sqlglot's errors where the stream's time has no words in DuckDB.
     """
@@ -87,14 +85,12 @@ class Parser:
     def __init__(
         self, db: duckdb.DuckDBPyConnection, stream: Stream, rules: Iterable[Rule], stores: Sequence[str]
     ) -> None:
-        self._records = Bag(db, f"records of {stream.name}", RECORDS)
-        query = _query(stream, list(rules), stores, quoted(self._records.name))
-        self._query = Prepared(db, f"parsed {next(_numbers)}", query)
+        self._records = Bag(db, "_records", RECORDS)
+        self._query = Prepared(db, "_parsed", _query(stream, list(rules), stores, "_records"))
 
     def parse(self, found: pa.Table) -> pa.Table:
         """The rows for the changelog of those records that are not refused."""
-        self._records.clear()
-        self._records.add(found)
+        self._records.put(found)
         return self._query.rows()
 
 

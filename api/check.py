@@ -43,7 +43,9 @@ def _fold(connection: duckdb.DuckDBPyConnection, rule: Rule | None) -> list[tupl
     if rule is None:
         return []
     try:
-        Fold(connection, rule, "probe").apply(pa.table({}), "events", lambda: "events", 0)
+        fold = Fold(connection, rule, "probe")
+        fold.apply(pa.table({}), "events", lambda: "events")
+        fold.absent(0)
     except (sqlglot.errors.SqlglotError, duckdb.Error) as error:
         return [(("stores", rule.store.name, "reduce"), _reason(error))]
     return []

@@ -1,7 +1,7 @@
 """The one fold, in DuckDB: the registry's own SQL, transpiled, on tables in this process.
 
-What :mod:`jobs.merge` does with a MERGE is done here in one transaction: the same queries, the same tombstones, and the
-same second look at keys that a late reset tore.
+What :mod:`jobs.merge` does with a MERGE is done here with the same queries, the same tombstones, and the same second look at keys
+that a late reset tore.
 """
 
 from __future__ import annotations
@@ -20,40 +20,28 @@ GUARD = "TRY({})"  # what a user's expression cannot compute is null, as in Spar
 
 
 class Fold:
-    """A store's state and tombstones as two tables of a DuckDB connection, ``<name>_state`` and ``<name>_tombstones``.
+    """A store's state and tombstones as two tables of a DuckDB connection, ``<name>_state`` and ``<name>_tombstones``, or another
+    fold's ``tombstones``.
 
     Raises sqlglot's or DuckDB's error where the store's expressions have no words in DuckDB.
     """
 
-    def __init__(self, db: duckdb.DuckDBPyConnection, rule: Rule, name: str) -> None:
+    def __init__(self, db: duckdb.DuckDBPyConnection, rule: Rule, name: str, tombstones: str | None = None) -> None:
         self.db, self.rule = db, rule
-        self.state, self.tombstones = f"{name}_state", f"{name}_tombstones"
+        self.state, self.tombstones = f"{name}_state", tombstones or f"{name}_tombstones"
         self._rows = f"{name}_rows"
         self._no_rows = _created(self.state, rule.state_columns)  # of each batch, so made once
-        for empty in (self._no_rows, _created(self.tombstones, rule.tombstone_columns)):
-            db.execute(empty)
+        db.execute(self._no_rows)
+        self.remembers = False  # whether there are tombstones
+        if tombstones is None:
+            db.execute(_created(self.tombstones, rule.tombstone_columns))
 
-    def apply(self, rows: pa.Table, events: str, changelog: Callable[[], str], position: int) -> str:
+    def apply(self, rows: pa.Table, events: str, changelog: Callable[[], str], of: str | None = None) -> str:
         """Fold new changelog rows, the relation ``events``, into the state ``rows`` of the keys that they touch: the name of
-        a table of rows as ``combine`` gives them, of each that may have changed.
+        a table of rows as ``combine`` gives them, of each that may have changed; ``of`` a relation of keys, only of those.
 
         ``changelog`` gives a relation of all rows up to and with these; it is asked for only where a late reset tore a key.
-        ``position`` orders tombstones.
         """
-        self.db.execute("BEGIN")
-        try:
-            self.over(rows, events, changelog)
-            remembered = to_duckdb(f"SELECT {self.rule.remembered()} FROM {self._rows} WHERE NOT _present")
-            extra = f"{int(position)} AS position, now() AS log_time"
-            self.db.execute(f"INSERT INTO {quoted(self.tombstones)} BY NAME SELECT *, {extra} FROM ({remembered})")
-            self.db.execute("COMMIT")
-        except BaseException:
-            self.db.execute("ROLLBACK")
-            raise
-        return self._rows
-
-    def over(self, rows: pa.Table, events: str, changelog: Callable[[], str], of: str | None = None) -> str:
-        """The same, but nothing is remembered of the keys that are absent; ``of`` a relation of keys, only theirs."""
         db, rule = self.db, self.rule
         db.execute(self._no_rows)
         if rows.num_rows:
@@ -75,6 +63,20 @@ class Fold:
             db.execute(f"DELETE FROM {quoted(self._rows)} WHERE _conflict")
             db.execute(f"INSERT INTO {quoted(self._rows)} BY NAME SELECT * FROM _again")
         return self._rows
+
+    def absent(self, position: int) -> pa.Table:
+        """What is to be remembered of the keys that :meth:`apply` has made absent; the ``position`` orders it."""
+        remembered = to_duckdb(f"SELECT {self.rule.remembered()} FROM {self._rows} WHERE NOT _present")
+        extra = f"{int(position)} AS position, now() AS log_time"
+        return self.db.execute(f"SELECT *, {extra} FROM ({remembered})").to_arrow_table()
+
+    def remember(self, absent: pa.Table) -> None:
+        """Put that, or what the table of tombstones has, among the tombstones."""
+        if absent.num_rows:
+            self.db.register("_absent", absent)
+            self.db.execute(f"INSERT INTO {quoted(self.tombstones)} BY NAME SELECT * FROM _absent")
+            self.db.unregister("_absent")
+            self.remembers = True
 
     def alone(self, events: str) -> str:
         """Fold a store's events, a relation in Spark's words that ``project`` made, with nothing else: the name of a table

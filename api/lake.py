@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+from typing import TypeVar
 
 import duckdb
 import pyarrow as pa
@@ -36,64 +36,63 @@ SCANS = 500  # of one connection
 VERSIONS, MOST = 10_000, 1_000_000  # of the changelog that are read to tell what changed: some seconds
 WAITING = 32  # requests that wait for their turn
 AGAIN = 0.05  # seconds between interruptions: one that comes between two queries is lost
+T = TypeVar("T")
+Question = Callable[[duckdb.DuckDBPyConnection], T]
 WANTED, EVENTS = "_wanted", "_events_of_key"  # the key that is asked for, and its events
 
 
 class Lane:
-    """A connection for the requests that wait in line for it."""
+    """A connection for the requests that wait in line for it, and the one thread that uses it.
+
+    One thread, as each that ever ran a query keeps some of the memory that it took: dozens of them 60 MiB more.
+    """
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._lock = threading.Lock()
         self._places = threading.BoundedSemaphore(1 + WAITING)
+        self._thread = ThreadPoolExecutor(1, "lake")
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._scans = 0
 
-    @contextmanager
-    def turn(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """A connection, for one request at a time and not for longer than it may take."""
-        until = time.monotonic() + self._config.api.max_time / 1000
+    def ask(self, question: Question[T]) -> T:
+        """What a function makes of the connection, which is for one request at a time and not for longer than it may take."""
         if not self._places.acquire(blocking=False):
             detail = f"found {WAITING} requests that wait to read the lake, expected fewer"
             raise Problem(503, "busy", detail)
         try:
-            if not self._lock.acquire(timeout=max(0.0, until - time.monotonic())):
-                raise self._too_slow()
+            asked = self._thread.submit(self._answer, question)
+            late = not wait([asked], self._config.api.max_time / 1000).done
+            if late and not asked.cancel():
+                while not wait([asked], AGAIN).done:
+                    if self._connection:
+                        self._connection.interrupt()
             try:
-                yield from self._limited(until)
-            finally:
-                self._lock.release()
+                return asked.result()
+            except (CancelledError, duckdb.Error):
+                if not late:
+                    raise
+                detail = (
+                    f"found no answer from the lake within {self._config.api.max_time} ms, expected one (api: max_time)"
+                )
+                raise Problem(503, "too-slow", detail) from None
         finally:
             self._places.release()
 
-    def _limited(self, until: float) -> Iterator[duckdb.DuckDBPyConnection]:
+    def _answer(self, question: Question[T]) -> T:
         if self._connection is None or self._scans >= SCANS:
             self._close()
             self._connection, self._scans = duck.connect(root=self._config.root), 0
         self._scans += 1
-        done = threading.Event()
-        watch = threading.Thread(target=_interrupt, args=(self._connection, done, until), daemon=True)
-        watch.start()
         try:
-            try:
-                yield self._connection
-            finally:
-                done.set()
-                watch.join()
-        except duckdb.Error as error:
-            if time.monotonic() < until:
-                raise
+            return question(self._connection)
+        except duckdb.Error:
             self._close()  # something may still be attached
-            raise self._too_slow() from error
+            raise
 
     def _close(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-
-    def _too_slow(self) -> Problem:
-        detail = f"found no answer from the lake within {self._config.api.max_time} ms, expected one (api: max_time)"
-        return Problem(503, "too-slow", detail)
 
 
 class Lake:
@@ -148,9 +147,12 @@ class Lake:
         # Not left to deltalake to find out, which goes through all the numbers up to there: for minutes.
         if newest is None or version > newest.version():
             raise DeltaError(f"state/{store.name} has no version {version} yet")
-        with self._tables.turn() as db:
+
+        def read(db: duckdb.DuckDBPyConnection) -> Snapshot:
             self._want(db, snapshot, parts)
-            found = load(db, self.config, store, version, WANTED)
+            return load(db, self.config, store, version, WANTED)
+
+        found = self._tables.ask(read)
         return found.get(parts), found.position
 
     def quarantine(self, stream: str, before: tuple[int, int] | None, limit: int) -> list[Row]:
@@ -159,7 +161,8 @@ class Lake:
         if (delta := opened(path)) is None:
             return []
         bound = "TRUE" if before is None else f'(partition, "offset") < ({int(before[0])}, {int(before[1])})'
-        with self._tables.turn() as db:
+
+        def read(db: duckdb.DuckDBPyConnection) -> pa.Table:
             refused = pin(db, path, delta.version(), "_quarantine")
             found = db.execute(
                 f"""SELECT topic, partition, "offset", CAST(timestamp AS TIMESTAMP) AS timestamp, key, payload, payload_bytes,
@@ -167,7 +170,9 @@ class Lake:
                 FROM {refused} WHERE {bound} ORDER BY partition DESC, "offset" DESC LIMIT {int(limit)}"""
             ).to_arrow_table()
             unpin(db, "_quarantine")
-        return found.to_pylist()
+            return found
+
+        return self._tables.ask(read).to_pylist()
 
     def touched(self, snapshot: Snapshot, start: int, head: int) -> list[Key]:
         """The keys that the changelog's versions (start, head] touch. In a windowed store they have the window, or None for
@@ -181,9 +186,11 @@ class Lake:
             raise _gone(
                 f"found {head - start:,} versions of the changelog since {start}, expected at most {VERSIONS:,}"
             )
-        stream, rows, types = self.config.streams[rule.store.stream], 0, [snapshot.types[k] for k in rule.keys]
+        stream, types = self.config.streams[rule.store.stream], [snapshot.types[k] for k in rule.keys]
         columns = ", ".join(f"{quoted(k)} {t}" for k, t in zip(rule.keys, types, strict=True))
-        with self._changelogs.turn() as db:
+
+        def read(db: duckdb.DuckDBPyConnection) -> pa.Table:
+            rows = 0
             db.execute(f"CREATE OR REPLACE TEMP TABLE _touched ({columns})")
             try:
                 for batch in batches(table(self.config, "changelog", stream.name), start, head):
@@ -198,7 +205,9 @@ class Lake:
                 raise _gone(f"the changelog no longer has what came after version {start}") from error
             found = db.execute("SELECT DISTINCT * FROM _touched ORDER BY ALL").to_arrow_table()
             db.execute("DROP TABLE _touched")
-        return keys_of(found.columns)
+            return found
+
+        return keys_of(self._changelogs.ask(read).columns)
 
     def _read(
         self, snapshot: Snapshot, read: Callable[[duckdb.DuckDBPyConnection, str], pa.Table]
@@ -206,24 +215,22 @@ class Lake:
         """What a query of the changelog at the snapshot's position gives, and the position. Where the files of that version
         are gone, since it was compacted and vacuumed, the newest one is asked."""
         assert snapshot.rule is not None and snapshot.position is not None
-        position = snapshot.position
+        position, stream = snapshot.position, self.config.streams[snapshot.rule.store.stream]
+
+        def pinned(db: duckdb.DuckDBPyConnection) -> pa.Table:
+            try:
+                return read(db, attach(db, self.config, stream, position))
+            finally:
+                unpin(db, CHANGELOG)
+
         while True:
             try:
-                with self._changelogs.turn() as db, self._changelog(db, snapshot.rule, position) as changelog:
-                    return read(db, changelog), position
+                return self._changelogs.ask(pinned), position
             except (duckdb.Error, DeltaError):
-                newest = opened(table(self.config, "changelog", snapshot.rule.store.stream))
+                newest = opened(table(self.config, "changelog", stream.name))
                 if newest is None or newest.version() <= position:
                     raise
                 position = newest.version()
-
-    @contextmanager
-    def _changelog(self, db: duckdb.DuckDBPyConnection, rule: Rule, version: int) -> Iterator[str]:
-        """The changelog as of a version, as :func:`attach` gives it, for a while."""
-        try:
-            yield attach(db, self.config, self.config.streams[rule.store.stream], version)
-        finally:
-            unpin(db, CHANGELOG)
 
     def _events(
         self, db: duckdb.DuckDBPyConnection, rule: Rule, snapshot: Snapshot, parts: Sequence[str], changelog: str
@@ -264,15 +271,6 @@ class Lake:
 
 
 CHANGELOG = "_changelog"
-
-
-def _interrupt(connection: duckdb.DuckDBPyConnection, done: threading.Event, until: float) -> None:
-    if not done.wait(max(0.0, until - time.monotonic())):
-        while not done.wait(AGAIN):
-            connection.interrupt()
-
-
-DETACH = "DETACH DATABASE IF EXISTS _changelog"
 
 
 def attach(db: duckdb.DuckDBPyConnection, config: Config, stream: Stream, version: int) -> str:

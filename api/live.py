@@ -31,7 +31,8 @@ from statehouse.config import Config, Stream
 from statehouse.fold import Rule
 from statehouse.kafka import librdkafka
 
-IDLE, WAIT = 0.2, 0.003  # seconds: for a first event, and then for more of them
+IDLE = 0.2  # seconds to wait for a first event
+WAIT, LONGEST = 0.003, 0.02  # and then for more of them: as long as the last ones took
 AT_ONCE = 2000  # events of one fold
 PENDING = 250_000  # events that are shown ahead of the changelog at the most
 BEHIND = 100_000  # events that are in the topic and not read yet, from which on it steps aside
@@ -159,14 +160,12 @@ class Live:
         if tail is None or covered is None or not whole or not tail.begun():
             snapshot.lay((), (), {}, {}, {})
             return
-        if not snapshot.ahead:  # nothing is shown so far, or nothing any more
-            new = None
-        pending = self._pending
-        if pending is None:
+        if self._pending is None:
             snapshot.lay((), (), {}, {}, {})
             return
+        more = new is not None and bool(snapshot.ahead)  # else nothing is shown so far, or nothing any more
         try:
-            tail.lay(after(pending, covered), None if new is None else after(new, covered), ahead)
+            tail.lay(after(new if more else self._pending, covered), more, ahead)
         except BaseException as error:
             _raise(error)
             if str(error) != self._error:
@@ -210,7 +209,7 @@ class Live:
 
     def _follow(self, consumer: Consumer) -> None:
         assigned: set[int] = set()
-        due = 0.0
+        due = took = 0.0
         while not self._stop.is_set():
             if self._covered is None:  # nothing to show it on top of
                 self._stop.wait(IDLE)
@@ -223,9 +222,12 @@ class Live:
                     assigned = found
             first = consumer.poll(IDLE)
             # One without a payload is false to Python.
-            messages = [] if first is None else [first, *consumer.consume(AT_ONCE - 1, WAIT)]
+            wait = min(max(WAIT, took), LONGEST)
+            messages = [] if first is None else [first, *consumer.consume(AT_ONCE - 1, wait)]
             if good := _without_errors(messages):
+                began = time.monotonic()
                 self.arrived(records(good))
+                took = time.monotonic() - began
             self._measure(consumer, assigned, cached=True)
             if self._too_many(1.0):
                 self._step_aside(consumer, assigned)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -27,24 +28,12 @@ class Spot(NamedTuple):
     row: int
 
 
-class Overlay:
-    """The keys that have changed. One thread changes it; any may look up and take, and those who go through
-    ``spots`` in order keep it from changing. A row's number is its own as long as there is this overlay."""
+class Rows:
+    """Rows that only become more. A row's number is its own as long as there is this object; any thread may take some."""
 
     def __init__(self) -> None:
-        self.spots: SortedDict = SortedDict()  # what is shown
-        self.under: dict[
-            Key, Spot
-        ] = {}  # of keys that are shown ahead of the changelog: where they are by the changelog
         self._parts: tuple[tuple[int, Columns], ...] = ()  # the number of the first row, and the rows
         self._count = 0
-
-    def __len__(self) -> int:
-        return len(self.spots)
-
-    def truth(self, key: Key) -> Spot | None:
-        """Where a key is by the changelog; None where it has not changed."""
-        return self.under.get(key) or self.spots.get(key)
 
     def append(self, rows: Columns) -> int:
         """Take in some rows, which nobody refers to yet: the number of the first."""
@@ -78,6 +67,24 @@ class Overlay:
             return found[0]
         return taken(joined(found), np.argsort(np.concatenate(order)))
 
+
+class Overlay(Rows):
+    """The keys that have changed. One thread changes it; any may look up and take, and those who go through
+    ``spots`` in order keep it from changing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spots: SortedDict = SortedDict()  # what is shown
+        # Of keys that are shown ahead of the changelog: where they are by the changelog.
+        self.under: dict[Key, Spot] = {}
+
+    def __len__(self) -> int:
+        return len(self.spots)
+
+    def truth(self, key: Key) -> Spot | None:
+        """Where a key is by the changelog; None where it has not changed. Not while this is changed."""
+        return self.under.get(key) or self.spots.get(key)
+
     def tidied(self) -> Overlay:
         """The same, without the rows that nobody refers to, if they are many."""
         if self._count <= 2 * (len(self.spots) + len(self.under)) + SPARE:
@@ -92,18 +99,22 @@ class Overlay:
 
 
 class Truth:
-    """An overlay as the changelog has it: without what is ahead of it."""
+    """An overlay as the changelog has it: without what is ahead of it. ``lock`` is held by who changes the overlay."""
 
-    def __init__(self, overlay: Overlay) -> None:
-        self.spots, self.row, self.take = Beneath(overlay), overlay.row, overlay.take
+    def __init__(self, overlay: Overlay, lock: threading.Lock) -> None:
+        self.spots, self.row, self.take = Beneath(overlay, lock), overlay.row, overlay.take
         self.under: dict[Key, Spot] = {}
 
 
 class Beneath:
-    """The spots of the same."""
+    """The spots of the same; who goes through them holds the lock."""
 
-    def __init__(self, overlay: Overlay) -> None:
-        self._overlay, self.irange, self.get = overlay, overlay.spots.irange, overlay.truth
+    def __init__(self, overlay: Overlay, lock: threading.Lock) -> None:
+        self._overlay, self._lock, self.irange = overlay, lock, overlay.spots.irange
+
+    def get(self, key: Key) -> Spot | None:
+        with self._lock:  # or a spot might be that of a moment later, when the key is shown ahead
+            return self._overlay.truth(key)
 
     def __getitem__(self, key: Key) -> Spot:
         return self._overlay.under.get(key) or self._overlay.spots[key]

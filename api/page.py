@@ -32,7 +32,9 @@ TEMPLATE = """\
 <p>The current state of every key, from streams of events. <a href="{{ base }}/docs">The API</a>.</p>
 <div class="wide"><table>
   <tr><th>store<th>stream<th>reduce
-    <th class="n">keys<th class="n">position<th class="n">head<th class="n">lag</tr>
+    <th class="n">keys<th class="n">position<th class="n">head
+    <th class="n" title="how old the oldest event of the changelog is that is not in the answers">lag
+    <th class="n" title="how old the newest event of the topic is that is in the answers, if it has newer ones">of the topic</tr>
   {%- for s in stores %}
   <tr>
     <td><a href="{{ base }}/stores/{{ s.name }}">{{ s.name }}</a>
@@ -42,12 +44,13 @@ TEMPLATE = """\
     <td class="n">{{ "-" if s.position is none else s.position }}
     <td class="n">{{ "-" if s.head is none else s.head }}
     <td class="n">{{ "-" if s.lag_ms is none else "%.1f s" % (s.lag_ms / 1000) }}
+    <td class="n">{{ "%.1f s" % (s.live.lag_ms / 1000) if s.live.state == "following" else s.live.state }}
   </tr>
   {%- if s.error %}
-  <tr><td colspan="7" class="error">{{ s.error }}</tr>
+  <tr><td colspan="8" class="error">{{ s.error }}</tr>
   {%- endif %}
   {%- else %}
-  <tr><td colspan="7">The configuration has no stores yet.</tr>
+  <tr><td colspan="8">The configuration has no stores yet.</tr>
   {%- endfor %}
 </table></div>
 {%- if stores %}

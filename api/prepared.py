@@ -1,9 +1,9 @@
 """Queries that DuckDB plans once: of a few rows that takes several times as long as to run them.
 
-DuckDB plans a prepared query anew where a table that it reads was made anew, where it is told what time it is, and where it reads
-a registered table of Arrow's. So the rows go in and out of tables that stay (:class:`Bag`), and who wants the time has it among them.
-It does not where a table has other rows, though its optimizer takes what it knows of those for granted (of an empty one, that it stays
-so): so these queries are not optimized.
+DuckDB plans a prepared query anew where a table that it reads was made anew, where it is told what time it is, and where something
+was registered since. So the rows come from objects that are registered once and have others each time (:class:`Bag`), and who wants the
+time has it among them. It does not where a table has other rows, though its optimizer takes what it knows of those for granted (of an
+empty one, that it stays so): so these queries are not optimized.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ import pyarrow as pa
 from api.duck import quoted
 from statehouse.transpile import duckdb_type
 
-KEPT = 50_000  # rows that came into a table and went, before it is made anew: DuckDB does not give back what they took
-
 
 def cursor(db: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
     """A cursor for what is here."""
@@ -27,33 +25,29 @@ def cursor(db: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
 
 
 class Bag:
-    """A table that is filled and emptied again and again; its columns by their types in Spark's words."""
+    """Rows under a name, for the queries of one cursor: at each run those that are in it. Its columns by their types in Spark's words.
+
+    DuckDB reads it by Arrow's interface for any object that has rows (the two methods at the end), at a third of what it takes to
+    insert a few rows into a table.
+    """
 
     def __init__(self, db: duckdb.DuckDBPyConnection, name: str, columns: Mapping[str, str]) -> None:
-        self.db, self.name, self._count = db, name, 0
-        made = ", ".join(f"{quoted(c)} {duckdb_type(t)}" for c, t in columns.items())
-        self._made = f"CREATE OR REPLACE TABLE {quoted(name)} ({made})"
-        db.execute(self._made)
+        made = ", ".join(f"CAST(NULL AS {duckdb_type(t)}) AS {quoted(c)}" for c, t in columns.items())
+        self._schema: pa.Schema = db.execute(f"SELECT {made}").to_arrow_table().schema
+        self.rows = self._schema.empty_table()
+        db.register(name, self)
 
-    def add(self, rows: pa.Table) -> None:
-        """Put rows in, by the names of their columns."""
-        if rows.num_rows:
-            self.db.register("_more", rows)
-            self.db.execute(f"INSERT INTO {quoted(self.name)} BY NAME SELECT * FROM _more")
-            self.db.unregister("_more")
-            self._count += rows.num_rows
+    def put(self, rows: pa.Table) -> None:
+        """Have these rows, by the names of their columns, in the place of the others."""
+        found = ((rows[field.name], field.type) for field in self._schema)
+        columns = [column if column.type == kind else column.cast(kind) for column, kind in found]
+        self.rows = pa.table(columns, schema=self._schema)
 
-    def clear(self) -> None:
-        """Take all of them out."""
-        if self._count > KEPT:
-            self.db.execute(self._made)
-            self._count = 0
-        else:
-            self.db.execute(f"DELETE FROM {quoted(self.name)}")
+    def __arrow_c_schema__(self) -> object:
+        return self._schema.__arrow_c_schema__()
 
-    def close(self) -> None:
-        """Drop the table."""
-        self.db.execute(f"DROP TABLE IF EXISTS {quoted(self.name)}")
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.rows.__arrow_c_stream__(requested_schema)
 
 
 class Prepared:

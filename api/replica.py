@@ -16,7 +16,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -349,18 +350,27 @@ class Replica:
             return
         snapshot, stream = followed.snapshot, followed.store.stream
         began, live = snapshot.position, self._lives[stream]
-        with live.lock:
-            followed.tail, changed = self._catch_up(followed, followed.tail, snapshot)
-            if followed.tail is None or snapshot.position != began:
-                followed.covered = self._covered(stream, snapshot.position)
-                live.settle(snapshot, followed.tail, followed.covered)
+        with ExitStack() as held:  # what is ahead of the changelog waits only while what was folded is put in its place
+            tail, changed = self._catch_up(
+                followed, followed.tail, snapshot, before=lambda: held.enter_context(live.lock)
+            )
+            if tail is None or snapshot.position != began:
+                held.enter_context(live.lock)
+                followed.tail, followed.covered = tail, self._covered(stream, snapshot.position)
+                live.settle(snapshot, tail, followed.covered)
         followed.recent.add(snapshot, began or 0, changed)
 
     def _catch_up(
-        self, followed: Followed, tail: Tail | None, snapshot: Snapshot, end: int | None = None
+        self,
+        followed: Followed,
+        tail: Tail | None,
+        snapshot: Snapshot,
+        end: int | None = None,
+        before: Callable[[], Any] = lambda: None,
     ) -> tuple[Tail | None, Collection[Key]]:
-        """Fold what the changelog has after the snapshot (up to the ``end``): the tail, and the keys that changed. Where that
-        fails there is no tail any more: the store is at its table's versions, until one of those is read again."""
+        """Fold what the changelog has after the snapshot (up to the ``end``): the tail, and the keys that changed; ``before`` is
+        called before anything of it is shown or ended. Where that fails there is no tail any more: the store is at its table's versions,
+        until one of those is read again."""
         head = self._heads.get(followed.store.stream)
         head = head if end is None or head is None else min(head, end)
         if tail is None or head is None or (snapshot.position or 0) >= head:
@@ -371,11 +381,14 @@ class Replica:
             while tail.begun() and (position := snapshot.position or 0) < head:
                 until = min(head, position + step)
                 events = self._feed(tail.changelog, position, until, head)
-                changed.update(dict.fromkeys(tail.apply(events, until)))
+                made = tail.made(events, until)
+                before()
+                changed.update(dict.fromkeys(tail.show(made)))
                 step = max(1, step // 2 if events.num_rows > ROWS else step * 2)
             return tail, changed
         except BaseException as error:
             log.warning("store %s follows its table from now on: %s", followed.store.name, _line(error))
+            before()
             tail.close()
             return None, changed
 

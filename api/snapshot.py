@@ -177,10 +177,8 @@ class Snapshot:
 
     def truth(self) -> Snapshot:
         """This state as the changelog has it, without what is ahead of it."""
-        if not self.overlay.under:
-            return self
         made = copy.copy(self)
-        made.overlay, made.ahead = Truth(self.overlay), {}  # type: ignore[assignment]  # as far as readers go
+        made.overlay, made.ahead = Truth(self.overlay, self.lock), {}  # type: ignore[assignment]  # as far as readers go
         return made
 
     def offsets(self, parts: Sequence[str]) -> dict[str, int] | None:
@@ -196,16 +194,20 @@ class Snapshot:
     def present(self, keys: Sequence[Key]) -> tuple[dict[Key, Spot], Columns]:
         """Where the rows of these keys are by the changelog (in a windowed store those of their every window), and the rows."""
         spots: dict[Key, Spot] = {}
-        overlay = self.overlay
-        truth = Truth(overlay).spots
-        for key in keys:
-            if self.rule and self.rule.store.windows:
+        if self.rule and self.rule.store.windows:
+            for key in keys:
                 for place in range(self._place(key), self._place(key, after=True)):
                     spots[self.key_at(place)] = Spot(place, True, UNCHANGED)
-                changed = itertools.takewhile(lambda found: found[:-1] == key, truth.irange(key))  # noqa: B023
-                spots.update((window, truth[window]) for window in changed)
-            else:
-                spots[key] = truth.get(key) or self._spot(key)
+            with self.lock:
+                overlay = self.overlay
+                for key in keys:
+                    changed = itertools.takewhile(lambda found: found[:-1] == key, overlay.spots.irange(key))  # noqa: B023
+                    spots.update((window, overlay.truth(window) or overlay.spots[window]) for window in changed)
+        else:
+            with self.lock:
+                overlay = self.overlay
+                known = [overlay.truth(key) for key in keys]
+            spots = {key: spot or self._spot(key) for key, spot in zip(keys, known, strict=True)}
         here = [spot.row for spot in spots.values() if spot.row >= 0]
         there = [spot.place for spot in spots.values() if spot.row == UNCHANGED]
         rows = [taken(self.columns, there)]
@@ -219,13 +221,15 @@ class Snapshot:
         changelog stays so."""
         overlay, added = self.overlay, 0
         changed: dict[Key, Spot] = {}
+        under: dict[Key, Spot] = {}
         for key, old, now in self._placed(keys, present, overlay.append(rows), spots):
             if key in overlay.under:
-                overlay.under[key] = now
+                under[key] = now
             else:
                 changed[key] = now
                 added += (now.row != ABSENT) - (old.row != ABSENT)
         with self.lock:
+            overlay.under.update(under)
             overlay.spots.update(changed)
             self.keys += added
             self.position = position

@@ -7,7 +7,8 @@ into its overlay. By the law the result is what the next MERGE will make of the 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import duckdb
 import pyarrow as pa
@@ -19,14 +20,26 @@ from api.delta import pin, unpin
 from api.duck import quoted
 from api.fold import Fold
 from api.lake import CHANGELOG, attach, filled
-from api.overlay import Key, keys_of
+from api.overlay import Key, Spot, keys_of
 from api.snapshot import Snapshot
 from statehouse.config import Config
 from statehouse.fold import quoted as spark_quoted
 from statehouse.tables import EVENT_COLUMNS, generation, opened, table
 
-TOUCHED = "_touched"
+TOUCHED, PENDING = "_touched", "_pending"
 _numbers = itertools.count()
+
+
+class Made(NamedTuple):
+    """What the changelog makes of some keys up to a version, the ``head``: the arguments of :meth:`api.snapshot.Snapshot.change`,
+    and what is to be remembered of those that are absent."""
+
+    head: int
+    spots: Mapping[Key, Spot]
+    keys: Sequence[Key]
+    present: Sequence[bool]
+    rows: Columns
+    absent: pa.Table | None
 
 
 class Tail:
@@ -35,11 +48,13 @@ class Tail:
     def __init__(self, db: duckdb.DuckDBPyConnection, snapshot: Snapshot, config: Config) -> None:
         assert snapshot.rule is not None
         self.db, self.config, self.snapshot, self.rule = db.cursor(), config, snapshot, snapshot.rule
+        self.types = snapshot.types
         self.stream = config.streams[self.rule.store.stream]
         self.changelog = table(config, "changelog", self.stream.name)
         self.name = f"tail{next(_numbers)}"
         self.fold = Fold(self.db, self.rule, self.name)
         self._ahead: Ahead | None = None
+        self._anew: Fold | None = None
         self._begun = False
         self.begun()
 
@@ -53,95 +68,94 @@ class Tail:
         if kept and self._begun and kept.version() > 0:
             columns = ", ".join(map(quoted, self.rule.tombstone_columns))
             scan = pin(self.db, tombstones, kept.version(), "_remembered")
-            self.db.execute(f"INSERT INTO {quoted(self.fold.tombstones)} ({columns}) SELECT {columns} FROM {scan}")
+            self.fold.remember(self._asked(f"SELECT {columns} FROM {scan}"))
             unpin(self.db, "_remembered")
         return self._begun
 
-    def apply(self, events: pa.Table, head: int) -> Collection[Key]:
-        """Fold the changelog's rows of (the snapshot's position, head]; the keys (and windows) that they touch."""
-        if events.num_rows:
-            self.db.register("_events", events)
-            try:
-                return self._apply(filled("_events", self.stream, events.column_names), head)
-            finally:
-                self.db.unregister("_events")
-                unpin(self.db, CHANGELOG)
-        self.snapshot.change((), (), {}, {}, head)
-        return ()
+    def made(self, events: pa.Table, head: int) -> Made:
+        """Fold the changelog's rows of (the snapshot's position, head]; nobody sees it yet."""
+        if not events.num_rows:
+            return Made(head, {}, (), (), {}, None)
+        self.db.register("_events", events)
+        try:
+            relation = filled("_events", self.stream, events.column_names)
+            spots, rows = self.snapshot.present(
+                keys_of(self._asked(keys_touched(self.rule, self.types, relation)).columns)
+            )
+            made = self.fold.apply(pa.table(rows), relation, lambda: attach(self.db, self.config, self.stream, head))
+            found = self._asked(changed(self.rule, self.types, quoted(made)))
+            return Made(head, spots, *self._split(found), self.fold.absent(head))
+        finally:
+            self.db.unregister("_events")
+            unpin(self.db, CHANGELOG)
 
-    def lay(self, pending: pa.Table, new: pa.Table | None, ahead: dict[str, int]) -> None:
-        """Show what events will make of their keys that the changelog does not have yet, the ``pending`` ones, which Kafka has up
-        to some offsets: again from all of them, or only of the keys of some ``new`` ones among them.
+    def show(self, made: Made) -> Collection[Key]:
+        """Put what was made into the snapshot; the keys (and windows) that the events touch."""
+        if made.absent is not None:
+            self.fold.remember(made.absent)
+        self.snapshot.change(made.keys, made.present, made.rows, made.spots, made.head)
+        return made.keys
+
+    def lay(self, events: pa.Table, more: bool, ahead: dict[str, int]) -> None:
+        """Show what events will make of their keys that the changelog does not have yet: all that there are, or, besides those of
+        before, some ``more``. Kafka has them up to some offsets.
 
         Nothing is kept of that but the rows that are shown: it is always the changelog's state with the pending events on top.
         """
-        some = pending if new is None else new
-        self._ahead = mine = self._ahead or Ahead(self.fold, self.stream, self.snapshot.types, self.name)
-        if new is None:
-            mine.pending.clear()
-        if not some.num_rows:
-            self.snapshot.lay((), (), {}, {}, ahead, None if new is None else ())
+        self._ahead = mine = self._ahead or Ahead(self.fold, self.stream, self.types)
+        if not more:
+            mine.forget()
+        touched = mine.add(events)
+        of = touched if more else None
+        if not touched:
+            self.snapshot.lay((), (), {}, {}, ahead, of)
             return
-        mine.new.clear()
-        mine.before.clear()
-        mine.pending.add(some)
-        mine.new.add(some)
-        touched = mine.keys()
+        events = mine.of(touched)
         spots, rows = self.snapshot.present(touched)
-        mine.before.add(pa.table(rows))
-        found = mine.rows()
+        found = mine.rows(events, pa.table(rows))
         if pc.any(found["_conflict"]).as_py():
-            found = self._again(touched, rows)
+            found = self._again(touched, rows, events)
         keys, present, columns = self._split(found)
-        self.snapshot.lay(keys, present, columns, spots, ahead, None if new is None else touched)
+        self.snapshot.lay(keys, present, columns, spots, ahead, of)
 
     def close(self) -> None:
         """Drop the fold's tables."""
-        for name in (self.fold.state, self.fold.tombstones):
+        folds = (self.fold, self._anew) if self._anew else (self.fold,)
+        for name in (*(fold.state for fold in folds), self.fold.tombstones):
             self.db.execute(f"DROP TABLE IF EXISTS {quoted(name)}")
+        if self._anew:
+            self._anew.db.close()
         if self._ahead:
             self._ahead.close()
         self.db.close()
 
-    def _apply(self, events: str, head: int) -> Collection[Key]:
-        spots, rows = self.snapshot.present(self._touched(events))
-        made = self.fold.apply(pa.table(rows), events, lambda: self._attached(head), head)
-        keys, present, columns = self._split(self._found(made))
-        self.snapshot.change(keys, present, columns, spots, head)
-        return keys
-
-    def _touched(self, events: str) -> list[Key]:
-        """The keys of the store that some events touch, without windows."""
-        query = keys_touched(self.rule, self.snapshot.types, events)
-        return keys_of(self.db.execute(query).to_arrow_table().columns)
-
-    def _found(self, made: str) -> pa.Table:
-        """What a fold made, as a table's rows."""
-        return self.db.execute(changed(self.rule, self.snapshot.types, quoted(made))).to_arrow_table()
+    def _asked(self, query: str) -> pa.Table:
+        return self.db.execute(query).to_arrow_table()
 
     def _split(self, found: pa.Table) -> tuple[list[Key], list[bool], Columns]:
         """The keys (and windows), which of them are present, and the rows of those."""
         keys, present = keys_of(found[name] for name in self.rule.keys), found["_present"]
         now = found.filter(present)
-        return keys, present.to_pylist(), {name: now[name].combine_chunks() for name in self.snapshot.types}
+        return keys, present.to_pylist(), {name: now[name].combine_chunks() for name in self.types}
 
-    def _again(self, touched: list[Key], rows: Columns) -> pa.Table:
-        """The same from the whole changelog and what is pending, where a late reset tore a key."""
-        assert self._ahead is not None
+    def _again(self, touched: list[Key], rows: Columns, pending: pa.Table) -> pa.Table:
+        """What is pending on top of the changelog, where a late reset tore a key: from the whole of it."""
+        # With a cursor of its own, as :meth:`made` may be at work.
+        fold = self._anew = self._anew or Fold(self.db.cursor(), self.rule, f"{self.name}_anew", self.fold.tombstones)
+        db = fold.db
         columns = dict(zip(self.rule.key_columns, zip(*touched, strict=True), strict=True))
-        self.db.register(TOUCHED, pa.table({name: list(values) for name, values in columns.items()}))
+        db.register(TOUCHED, pa.table({name: list(values) for name, values in columns.items()}))
+        db.register(PENDING, pending)
+
+        def everything() -> str:
+            columns = ", ".join(map(spark_quoted, (*(c.name for c in self.stream.columns), *EVENT_COLUMNS)))
+            log = attach(db, self.config, self.stream, self.snapshot.position or 0)
+            return f"(SELECT {columns} FROM {log} UNION ALL SELECT {columns} FROM {PENDING})"
+
         try:
-            pending = self._ahead.pending.name
-            return self._found(self.fold.over(pa.table(rows), pending, lambda: self._all(pending), TOUCHED))
+            made = fold.apply(pa.table(rows), PENDING, everything, TOUCHED)
+            return db.execute(changed(self.rule, self.types, quoted(made))).to_arrow_table()
         finally:
-            self.db.unregister(TOUCHED)
-            unpin(self.db, CHANGELOG)
-
-    def _attached(self, head: int) -> str:
-        return attach(self.db, self.config, self.stream, head)
-
-    def _all(self, pending: str) -> str:
-        """The changelog as far as it is folded, and then the pending events."""
-        columns = ", ".join(map(spark_quoted, (*(c.name for c in self.stream.columns), *EVENT_COLUMNS)))
-        log = self._attached(self.snapshot.position or 0)
-        return f"(SELECT {columns} FROM {log} UNION ALL SELECT {columns} FROM {pending})"
+            db.unregister(TOUCHED)
+            db.unregister(PENDING)
+            unpin(db, CHANGELOG)

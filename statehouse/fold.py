@@ -162,28 +162,38 @@ class Rule:
             return f"CASE WHEN _value RLIKE '^[-+]?[0-9]+$' THEN CAST(_value AS {kind}) END"
         return f"CAST(_value AS {self.event_type})"
 
+    def key_of(self, guard: str = "{}") -> list[str]:
+        """The key's columns as expressions over rows of the changelog; ``guard`` as in :meth:`events`."""
+        return [
+            f"CASE WHEN _op = 'report' THEN CAST({guard.format(k.expression)} AS {t}) ELSE {control} END"
+            for k, t, control in zip(self.store.keys, self.key_types, self.control_keys(), strict=True)
+        ]
+
+    def concerned(self, guard: str = "{}") -> str:
+        """Whether a row of the changelog is for the store; ``guard`` as in :meth:`events`."""
+        store = self.store
+        controls = "_op = 'purge'" if store.windows else "_op <> 'report'"  # a set names no window
+        return f"""(_op = 'report' AND ({guard.format(store.where) if store.where else "TRUE"}))
+       OR ({controls} AND (_store IS NULL OR _store = {literal(store.name)}))"""
+
     def events(self, changelog: str, guard: str = "{}") -> str:
         """A relation of the store's events out of rows of the changelog, before windows, and also those that have no key.
 
         ``guard`` is put around what a user wrote: DuckDB needs ``TRY({})`` for what Spark makes null by itself.
         """
         store, reducer = self.store, self.store.reducer
-        keys = ",\n    ".join(
-            f"CASE WHEN _op = 'report' THEN CAST({guard.format(k.expression)} AS {t}) ELSE {control} END AS {quoted(k.name)}"
-            for k, t, control in zip(store.keys, self.key_types, self.control_keys(), strict=True)
-        )
+        named = zip(self.key_of(guard), self.key_columns, strict=True)
+        keys = ",\n    ".join(f"{expression} AS {quoted(name)}" for expression, name in named)
         value = reducer.event_value.replace("{value}", guard.format(store.value) if store.value else "TRUE")
         agent = f"coalesce(CAST({guard.format(store.agent)} AS STRING), '')" if store.agent else "''"
         resets = "_op = 'purge' OR (_op = 'set' AND _value IS NOT NULL)" if reducer.additive else "_op = 'purge'"
-        controls = "_op = 'purge'" if store.windows else "_op <> 'report'"  # a set names no window
         return f"""(SELECT *, ({resets}) AS _reset FROM (SELECT
     {keys},
     {ORDER_SQL} AS _order, _event_time, _op,
     CASE _op WHEN 'report' THEN {agent} WHEN 'set' THEN coalesce(_agent, 'api') END AS _agent,
     CASE _op WHEN 'report' THEN CAST({value} AS {self.event_type}) WHEN 'set' THEN {self.set_value()} END AS _value
     FROM {changelog}
-    WHERE (_op = 'report' AND ({guard.format(store.where) if store.where else "TRUE"}))
-       OR ({controls} AND (_store IS NULL OR _store = {literal(store.name)}))))"""
+    WHERE {self.concerned(guard)}))"""
 
     @property
     def _unkeyed(self) -> str:

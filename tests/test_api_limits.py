@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
@@ -19,7 +20,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from api import WAITS, changes, create_app, idempotency, lake, producer, server
-from api.lake import WAITING
+from api.lake import WAITING, Lake
 from api.rate import Rate
 from tests.test_api_bulk import post
 from tests.test_api_lake import eventually
@@ -177,21 +178,38 @@ def test_the_lake_is_only_read_for_so_long(serving, monkeypatch: pytest.MonkeyPa
     lake, client = app.extensions["statehouse"].lake, app.test_client()
 
     def endless(stream: str, before: object, limit: int) -> list:
-        with lake._tables.turn() as db:
+        def read(db: duckdb.DuckDBPyConnection) -> list:
             try:
                 db.execute("ATTACH ':memory:' AS lake")
                 return db.execute(ENDLESS).fetchall()
             finally:
                 db.execute(ENDLESS)  # a second query after the time is over is no way out
 
+        return lake._tables.ask(read)
+
     monkeypatch.setattr(lake, "quarantine", endless)
     begun = time.monotonic()
     refused = client.get("/streams/sales/quarantine")
     assert 0.3 <= time.monotonic() - begun < 5
     assert "300 ms" in problem(refused, 503, "too-slow")["detail"] and refused.headers["Retry-After"]
-    with lake._tables.turn() as db:
-        assert db.execute("SELECT 1").fetchall() == [(1,)], "another connection, without what was attached"
-        db.execute("ATTACH ':memory:' AS lake")
+    assert lake._tables.ask(lambda db: db.execute("SELECT 1").fetchall()) == [(1,)]
+    lake._tables.ask(
+        lambda db: db.execute("ATTACH ':memory:' AS lake")
+    )  # another connection, without what was attached
+
+
+@contextmanager
+def reading(lake: Lake) -> Iterator[None]:
+    """Somebody reads the lake."""
+    begun, done = threading.Event(), threading.Event()
+    thread = threading.Thread(target=lake._tables.ask, args=(lambda _: (begun.set(), done.wait(20)),))
+    thread.start()
+    begun.wait(20)
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def test_only_so_many_wait_for_the_lake(serving) -> None:
@@ -203,7 +221,7 @@ def test_only_so_many_wait_for_the_lake(serving) -> None:
         for _ in range(WAITING)
     ]
     DeltaTable.create(f"{lake.config.root}/quarantine/sales", REFUSED)
-    with lake._tables.turn():  # somebody reads
+    with reading(lake):
         for thread in ask:
             thread.start()
         eventually(lambda: lake._tables._places._value == 0)
@@ -221,7 +239,7 @@ def test_to_wait_for_the_lake_counts_as_time(serving) -> None:
     app = serving(max_time=100)
     lake = app.extensions["statehouse"].lake
     DeltaTable.create(f"{lake.config.root}/quarantine/sales", REFUSED)
-    with lake._tables._lock:
+    with reading(lake):
         problem(app.test_client().get(QUARANTINE), 503, "too-slow")
 
 

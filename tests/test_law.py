@@ -228,7 +228,8 @@ def test_duckdb_agrees_with_the_oracle_in_any_order_and_batches(lake, store):
         db.execute("DELETE FROM batch")
         db.execute("INSERT INTO batch SELECT * FROM frame")
         db.execute("INSERT INTO log SELECT * FROM batch")
-        made = folded.apply(db.sql("FROM state").to_arrow_table(), "batch", lambda: "log", position)
+        made = folded.apply(db.sql("FROM state").to_arrow_table(), "batch", lambda: "log")
+        folded.remember(folded.absent(position))
         db.execute(f"DELETE FROM state WHERE ({keys}) IN (SELECT ({keys}) FROM {made})")
         db.execute(
             f"INSERT INTO state BY NAME SELECT * EXCLUDE (_present, _here, _conflict) FROM {made} WHERE _present"
