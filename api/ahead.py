@@ -23,13 +23,6 @@ from statehouse.transpile import to_duckdb
 EVENTS, BEFORE = "_of", "_before"
 
 
-def keys_touched(rule: Rule, types: Mapping[str, str], events: str) -> str:
-    """SQL: the keys of the store that some events, a relation in Spark's words, touch, without windows."""
-    of = ", ".join(map(spark_quoted, rule.key_columns))
-    touched = to_duckdb(f"SELECT DISTINCT {of} FROM ({rule.project(events, guard=GUARD)})")
-    return f"SELECT {casts({name: types[name] for name in rule.key_columns})} FROM ({touched})"
-
-
 def changed(rule: Rule, types: Mapping[str, str], made: str) -> str:
     """SQL: of rows that a fold made, a relation, the state's columns, ``_present`` and ``_conflict``."""
     whole = "window_start IS NOT NULL" if rule.store.windows else "TRUE"  # a purge is remembered by its key

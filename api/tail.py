@@ -14,17 +14,18 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from api.ahead import Ahead, changed, keys_touched
+from api.ahead import Ahead, changed
 from api.columns import Columns
 from api.delta import pin, unpin
 from api.duck import quoted
-from api.fold import Fold
+from api.fold import GUARD, Fold
 from api.lake import CHANGELOG, attach, filled
 from api.overlay import Key, Spot, keys_of
-from api.snapshot import Snapshot
+from api.snapshot import Snapshot, casts
 from statehouse.config import Config
 from statehouse.fold import quoted as spark_quoted
 from statehouse.tables import EVENT_COLUMNS, generation, opened, table
+from statehouse.transpile import to_duckdb
 
 TOUCHED, PENDING = "_touched", "_pending"
 _numbers = itertools.count()
@@ -79,9 +80,7 @@ class Tail:
         self.db.register("_events", events)
         try:
             relation = filled("_events", self.stream, events.column_names)
-            spots, rows = self.snapshot.present(
-                keys_of(self._asked(keys_touched(self.rule, self.types, relation)).columns)
-            )
+            spots, rows = self.snapshot.present(self._touched(relation))
             made = self.fold.apply(pa.table(rows), relation, lambda: attach(self.db, self.config, self.stream, head))
             found = self._asked(changed(self.rule, self.types, quoted(made)))
             return Made(head, spots, *self._split(found), self.fold.absent(head))
@@ -128,6 +127,13 @@ class Tail:
         if self._ahead:
             self._ahead.close()
         self.db.close()
+
+    def _touched(self, events: str) -> list[Key]:
+        """The keys of the store that some events touch, without windows."""
+        of = ", ".join(map(spark_quoted, self.rule.key_columns))
+        touched = to_duckdb(f"SELECT DISTINCT {of} FROM ({self.rule.project(events, guard=GUARD)})")
+        kept = casts({name: self.types[name] for name in self.rule.key_columns})
+        return keys_of(self._asked(f"SELECT {kept} FROM ({touched})").columns)
 
     def _asked(self, query: str) -> pa.Table:
         return self.db.execute(query).to_arrow_table()

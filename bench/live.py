@@ -2,7 +2,8 @@
 
 A lake of that many keys, the embedded Kafka, `statehouse run` and `statehouse serve`, all real and all here. Measured for so
 many seconds each: point reads idle; freshness, from a probe's produce to the first GET that shows it (asked every 5 ms), while
-1,000 events/s flow and are merged; point reads while 5,000 events/s flow. Then `lookup` of 1,000 keys and full scans.
+1,000 events/s flow and are merged, and writes that are read back; point reads and freshness while 5,000 and 10,000 events/s flow.
+Then `lookup` of 1,000 keys and full scans.
 """
 
 from __future__ import annotations
@@ -106,6 +107,20 @@ def freshness(flow: Flow, port: int, seconds: float) -> str:
     return f"{len(found)} probes: p50 {cuts[49]:.3f} s, p99 {cuts[98]:.3f} s, most {max(found):.3f} s"
 
 
+def written(port: int, count: int) -> str:
+    """Seconds of a PUT and the GET with its token, one after the other; and how often the GET had another value."""
+    connection, found, wrong = http.client.HTTPConnection("127.0.0.1", port), [], 0
+    for n in range(count):
+        began, path = time.monotonic(), f"/stores/last/keys/mine-{n % 10}"
+        connection.request("PUT", path, json.dumps({"value": n}), {"Content-Type": "application/json"})
+        token = json.loads(connection.getresponse().read())["token"]
+        connection.request("GET", f"{path}?after={token}&timeout=60")
+        wrong += json.loads(connection.getresponse().read()).get("value") != n
+        found.append(time.monotonic() - began)
+    cuts = statistics.quantiles(found, n=100)
+    return f"{count} writes: p50 {cuts[49]:.3f} s, p99 {cuts[98]:.3f} s, most {max(found):.3f} s, {wrong} wrong"
+
+
 @contextmanager
 def started(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
     """A subcommand in a process of its own."""
@@ -179,13 +194,14 @@ def main(keys: int = 1_000_000, seconds: int = 60, workers: int = 1) -> None:
                 before = merges(folder)
                 say("freshness at 1,000 events/s", freshness(flow, port, 2 * seconds))
                 say("", f"{merges(folder) - before} merges meanwhile")
-                flow.rate, sent = 5000, flow.sent
-                time.sleep(10)
-                say("point reads at 5,000 events/s", wrk(url, folder / "keys.lua", seconds))
-                say(
-                    "",
-                    f"{(flow.sent - sent) / (seconds + 10):,.0f} events/s were sent, lag {status(port)['lag_ms']} ms",
-                )
+                say("a write and the read of it, meanwhile", written(port, 1000))
+                for rate in (5000, 10_000):
+                    flow.rate, sent, began = rate, flow.sent, time.monotonic()
+                    time.sleep(10)
+                    say(f"point reads at {rate:,} events/s", wrk(url, folder / "keys.lua", seconds))
+                    say(f"freshness at {rate:,} events/s", freshness(flow, port, seconds))
+                    flowed, store = (flow.sent - sent) / (time.monotonic() - began), status(port)
+                    say("", f"{flowed:,.0f} events/s were sent, lag {store['lag_ms']} ms, {store['live']}")
                 flow.stop()
             dice = random.Random(2)
             sample = [[f"key-{dice.randrange(keys)}" for _ in range(1000)] for _ in range(20)]

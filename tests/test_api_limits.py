@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -233,6 +234,13 @@ def test_only_so_many_wait_for_the_lake(serving) -> None:
         thread.join()
     assert asked == [200] * WAITING
     assert client.get(QUARANTINE).status_code == 200
+
+
+def test_one_thread_reads_the_lake_whoever_asks(serving) -> None:
+    tables = serving().extensions["statehouse"].lake._tables
+    with ThreadPoolExecutor(8) as threads:
+        by = {threads.submit(tables.ask, lambda _: threading.get_ident()) for _ in range(8)}
+    assert len({asked.result() for asked in by}) == 1, "each that ever ran a query keeps some of its memory"
 
 
 def test_to_wait_for_the_lake_counts_as_time(serving) -> None:
