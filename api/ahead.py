@@ -50,7 +50,8 @@ class Ahead:
     def add(self, new: pa.Table) -> list[Key]:
         """Some events are pending, too; the keys that they touch, without windows."""
         self._events.put(new)
-        first = self._pending.append({name: new[name].combine_chunks() for name in new.column_names})
+        first = self._pending.end
+        self._pending = self._pending.added({name: new[name].combine_chunks() for name in new.column_names})
         touched: dict[Key, None] = {}
         for number, key in enumerate(keys_of(self._keys.rows().columns), first):
             if None not in key:

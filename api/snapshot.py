@@ -27,7 +27,7 @@ from api.columns import Columns, count, joined, lines, public, time_of
 from api.delta import pin, unpin
 from api.duck import quoted
 from api.exact import dumps, time
-from api.overlay import ABSENT, UNCHANGED, Key, Overlay, Spot, Truth, keys_of, taken
+from api.overlay import ABSENT, UNCHANGED, Key, Overlay, Rows, Spot, Truth, keys_of, taken
 from api.where import Where
 from statehouse.config import Config, Store
 from statehouse.errors import StatehouseError
@@ -97,12 +97,13 @@ class Snapshot:
         """The states of keys (and windows) of the form above as JSON text; None where one is absent."""
         if len(keys) < MANY:
             return [dumps(row) if (row := self.now(key)) else None for key in keys]
-        overlay = self.overlay
+        with self.lock:
+            held, known = self.overlay.rows, [self.overlay.spots.get(key) for key in keys]
         found: list[str | None] = [None] * len(keys)
-        spots = [overlay.spots.get(key) or self._spot(key) for key in keys]
+        spots = [spot or self._spot(key) for key, spot in zip(keys, known, strict=True)]
         here = [i for i, spot in enumerate(spots) if spot.row >= 0]
         there = [i for i, spot in enumerate(spots) if spot.row == UNCHANGED]
-        rows = [overlay.take([spots[i].row for i in here], self._shown)] if here else []
+        rows = [held.take([spots[i].row for i in here], self._shown)] if here else []
         rows += [taken(self._shown, [spots[i].place for i in there])] if there else []
         made: list[str] = lines(self.public(joined(rows))) if rows else []
         for i, line in zip(here + there, made, strict=True):
@@ -111,11 +112,12 @@ class Snapshot:
 
     def now(self, key: Key) -> Row | None:
         """The state of a key (and window) of the form above; None where it is absent."""
-        overlay = self.overlay
-        spot = overlay.spots.get(key) or self._spot(key)
+        with self.lock:
+            held, spot = self.overlay.rows, self.overlay.spots.get(key)
+        spot = spot or self._spot(key)
         if spot.row == ABSENT:
             return None
-        return self._row(*(self._shown, spot.place) if spot.row == UNCHANGED else overlay.row(spot.row))
+        return self._row(*(self._shown, spot.place) if spot.row == UNCHANGED else held.row(spot.row))
 
     def windows(self, key: Key) -> list[Row]:
         """The states of a key's every window, oldest first."""
@@ -178,7 +180,7 @@ class Snapshot:
     def truth(self) -> Snapshot:
         """This state as the changelog has it, without what is ahead of it."""
         made = copy.copy(self)
-        made.overlay, made.ahead = Truth(self.overlay, self.lock), {}  # type: ignore[assignment]  # as far as readers go
+        made.overlay, made.ahead = Truth(self.overlay), {}  # type: ignore[assignment]  # as far as readers go
         return made
 
     def offsets(self, parts: Sequence[str]) -> dict[str, int] | None:
@@ -199,19 +201,18 @@ class Snapshot:
                 for place in range(self._place(key), self._place(key, after=True)):
                     spots[self.key_at(place)] = Spot(place, True, UNCHANGED)
             with self.lock:
-                overlay = self.overlay
+                overlay, held = self.overlay, self.overlay.rows
                 for key in keys:
                     changed = itertools.takewhile(lambda found: found[:-1] == key, overlay.spots.irange(key))  # noqa: B023
                     spots.update((window, overlay.truth(window) or overlay.spots[window]) for window in changed)
         else:
             with self.lock:
-                overlay = self.overlay
-                known = [overlay.truth(key) for key in keys]
+                held, known = self.overlay.rows, [self.overlay.truth(key) for key in keys]
             spots = {key: spot or self._spot(key) for key, spot in zip(keys, known, strict=True)}
         here = [spot.row for spot in spots.values() if spot.row >= 0]
         there = [spot.place for spot in spots.values() if spot.row == UNCHANGED]
         rows = [taken(self.columns, there)]
-        return spots, joined([*rows, overlay.take(here, self.columns)] if here else rows)
+        return spots, joined([*rows, held.take(here, self.columns)] if here else rows)
 
     def change(
         self, keys: Sequence[Key], present: Sequence[bool], rows: Columns, spots: Mapping[Key, Spot], position: int
@@ -222,18 +223,20 @@ class Snapshot:
         overlay, added = self.overlay, 0
         changed: dict[Key, Spot] = {}
         under: dict[Key, Spot] = {}
-        for key, old, now in self._placed(keys, present, overlay.append(rows), spots):
+        for key, old, now in self._placed(keys, present, overlay.rows.end, spots):
             if key in overlay.under:
                 under[key] = now
             else:
                 changed[key] = now
                 added += (now.row != ABSENT) - (old.row != ABSENT)
+        more = overlay.rows.added(rows)
         with self.lock:
+            overlay.rows = more
             overlay.under.update(under)
             overlay.spots.update(changed)
+            overlay.tidy()
             self.keys += added
             self.position = position
-        self.overlay = overlay.tidied()
 
     def lay(
         self,
@@ -249,7 +252,7 @@ class Snapshot:
         overlay, added = self.overlay, 0
         under: dict[Key, Spot] = {}
         changed: dict[Key, Spot] = {}
-        for key, old, now in self._placed(keys, present, overlay.append(rows), spots):
+        for key, old, now in self._placed(keys, present, overlay.rows.end, spots):
             under[key], changed[key] = old, now
             added += (now.row != ABSENT) - ((overlay.spots.get(key) or old).row != ABSENT)
         before = overlay.under if of is None else [window for key in of for window in self._ahead_of(key)]
@@ -262,16 +265,18 @@ class Snapshot:
                 plain.append(key)
             else:
                 changed[key] = old
-        with self.lock:  # in this order, for those who read without it
+        more = overlay.rows.added(rows)
+        with self.lock:
+            overlay.rows = more
             overlay.under.update(under)
             overlay.spots.update(changed)
             for key in plain:
                 del overlay.spots[key]
             for key in back:
                 del overlay.under[key]
+            overlay.tidy()
             self.keys += added
             self.ahead = ahead
-        self.overlay = overlay.tidied()
 
     def _ahead_of(self, key: Key) -> Iterator[Key]:
         """The key if it is shown ahead of the changelog, or those of its windows that are."""
@@ -361,12 +366,12 @@ class Snapshot:
             stop = bisect.bisect_left(range(stop), True, place, key=lambda i: not inside(self.key_at(i)))
         while True:
             until = min(place + run, stop)
-            overlay, changed = self._changed(start, begun, inside, range(place, until), until == stop, run)
+            held, changed = self._changed(start, begun, inside, range(place, until), until == stop, run)
             full = len(changed) == run
             if changed:
                 (start, last), begun = changed[-1], True
                 until = min(until, last.place + last.there) if full else until
-            rows = self._merged(place, until, overlay, [spot for _, spot in changed])
+            rows = self._merged(place, until, held, [spot for _, spot in changed])
             if where is not None:
                 rows, run = taken(rows, where.places(rows)), min(4 * run, 16 * LONGEST)
             yield rows
@@ -376,7 +381,7 @@ class Snapshot:
 
     def _changed(
         self, start: Key, begun: bool, inside: Inside | None, places: range, end: bool, most: int
-    ) -> tuple[Overlay, list[tuple[Key, Spot]]]:
+    ) -> tuple[Rows, list[tuple[Key, Spot]]]:
         """Of the keys that have changed those whose rows come among some of the version, or also after them, at the ``end``."""
         found: list[tuple[Key, Spot]] = []
         with self.lock:
@@ -389,9 +394,9 @@ class Snapshot:
                     found.append((key, spot))
                     if len(found) == most:
                         break
-            return self.overlay, found
+            return self.overlay.rows, found
 
-    def _merged(self, place: int, until: int, overlay: Overlay, changed: Sequence[Spot]) -> Columns:
+    def _merged(self, place: int, until: int, held: Rows, changed: Sequence[Spot]) -> Columns:
         """The version's rows from one place to another, with those in between that have changed."""
         if not changed:
             return {name: column[place:until] for name, column in self._shown.items()}
@@ -403,7 +408,7 @@ class Snapshot:
             return rows
         # One that is not in the version comes before the row at its place; they are in order among themselves.
         order = np.argsort(np.concatenate([2 * kept + 1, [2 * spot.place for spot in present]]), kind="stable")
-        return taken(joined([rows, overlay.take([spot.row for spot in present], self._shown)]), order)
+        return taken(joined([rows, held.take([spot.row for spot in present], self._shown)]), order)
 
 
 def _value(text: str, kind: str) -> Any:
