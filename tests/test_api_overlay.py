@@ -1,0 +1,57 @@
+"""Rows by numbers that they keep, whatever comes and goes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from api.overlay import ABSENT, SPARE, Overlay, Rows, Spot
+
+
+def some(values: list[int]) -> dict[str, pa.Array]:
+    """Rows of two columns."""
+    return {"n": pa.array(values, pa.int64()), "text": pa.array([f"row {value}" for value in values])}
+
+
+@settings(deadline=None)
+@given(st.lists(st.one_of(st.integers(0, 20), st.sets(st.integers(0, 60)))), st.randoms())
+def test_rows_are_found_by_their_numbers(steps, dice):
+    """A number: so many more rows; a set: only the rows with these numbers are kept."""
+    rows, right = Rows(), {}
+    for step in steps:
+        if isinstance(step, int):
+            right |= {number: dice.randrange(1000) for number in range(rows.end, rows.end + step)}
+            rows = rows.added(some([right[number] for number in range(rows.end, rows.end + step)]))
+        else:
+            before, numbers = rows, list(right)
+            values = list(right.values())
+            rows, right = rows.kept(np.array([*step, ABSENT])), {n: v for n, v in right.items() if n in step}
+            if numbers:
+                assert before.take(numbers, ["n"])["n"].to_pylist() == values, "what somebody holds stays as it is"
+        assert len(rows) == len(right)
+        asked = dice.sample(sorted(right), len(right))
+        if asked:
+            found = rows.take(asked, ["text", "n"])
+            assert list(found) == ["text", "n"]
+            assert found["n"].to_pylist() == [right[number] for number in asked]
+            assert found["text"].to_pylist() == [f"row {right[number]}" for number in asked]
+        for number in asked:
+            columns, place = rows.row(number)
+            assert columns["n"][place].as_py() == right[number]
+
+
+def test_rows_that_nobody_refers_to_are_dropped():
+    overlay = Overlay()
+    for value in range(SPARE // 100 + 10):
+        first = overlay.rows.end
+        overlay.rows = overlay.rows.added(some([value] * 100))
+        overlay.spots["key",] = Spot(0, False, first)
+        overlay.under["other",] = Spot(0, False, first + 1)
+        overlay.spots["gone",] = overlay.spots["other",] = Spot(0, False, ABSENT)
+        overlay.tidy()
+        assert len(overlay.rows) <= SPARE + 2 * 4
+        for spot in (overlay.spots["key",], overlay.truth(("other",))):
+            columns, place = overlay.rows.row(spot.row)
+            assert columns["n"][place].as_py() == value
