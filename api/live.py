@@ -157,7 +157,7 @@ class Live:
         ahead = {str(p): o for p, o in self._next.items()}
         # Not where something between the two is missing: the store is behind its changelog, which has overtaken the topic's.
         whole = covered is not None and all(since <= covered.get(p, 0) for p, since in self._since.items())
-        if tail is None or covered is None or not whole or not tail.begun():
+        if tail is None or covered is None or not whole or not tail.ready:
             snapshot.lay((), (), {}, {}, {})
             return
         if self._pending is None:

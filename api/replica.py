@@ -349,12 +349,12 @@ class Replica:
         if followed.tail is None:
             return
         snapshot, stream = followed.snapshot, followed.store.stream
-        began, live = snapshot.position, self._lives[stream]
+        began, live, ready = snapshot.position, self._lives[stream], followed.tail.ready
         with ExitStack() as held:  # what is ahead of the changelog waits only while what was folded is put in its place
             tail, changed = self._catch_up(
                 followed, followed.tail, snapshot, before=lambda: held.enter_context(live.lock)
             )
-            if tail is None or snapshot.position != began:
+            if tail is None or snapshot.position != began or tail.begun() != ready:
                 held.enter_context(live.lock)
                 followed.tail, followed.covered = tail, self._covered(stream, snapshot.position)
                 live.settle(snapshot, tail, followed.covered)
@@ -369,8 +369,8 @@ class Replica:
         before: Callable[[], Any] = lambda: None,
     ) -> tuple[Tail | None, Collection[Key]]:
         """Fold what the changelog has after the snapshot (up to the ``end``): the tail, and the keys that changed; ``before`` is
-        called before anything of it is shown or ended. Where that fails there is no tail any more: the store is at its table's versions,
-        until one of those is read again."""
+        called before anything of it is shown or ended. Where that fails there is no tail any more: the store is at its table's
+        versions, until one of those is read again."""
         head = self._heads.get(followed.store.stream)
         head = head if end is None or head is None else min(head, end)
         if tail is None or head is None or (snapshot.position or 0) >= head:

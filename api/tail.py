@@ -56,22 +56,23 @@ class Tail:
         self.fold = Fold(self.db, self.rule, self.name)
         self._ahead: Ahead | None = None
         self._anew: Fold | None = None
-        self._begun = False
+        self.ready = False  # whether it can go on
         self.begun()
 
     def begun(self) -> bool:
-        """Whether it can go on: not before a recovery has written the store's tombstones, too."""
-        if self._begun:
+        """Whether it can go on: not before a recovery has written the store's tombstones, too. Asked by one thread."""
+        if self.ready:
             return True
         tombstones = table(self.config, "tombstones", self.rule.store.name)
         kept = opened(tombstones)
-        self._begun = (generation(kept) if kept else 0) == self.snapshot.generation
-        if kept and self._begun and kept.version() > 0:
+        ready = (generation(kept) if kept else 0) == self.snapshot.generation
+        if kept and ready and kept.version() > 0:
             columns = ", ".join(map(quoted, self.rule.tombstone_columns))
             scan = pin(self.db, tombstones, kept.version(), "_remembered")
             self.fold.remember(self._asked(f"SELECT {columns} FROM {scan}"))
             unpin(self.db, "_remembered")
-        return self._begun
+        self.ready = ready
+        return ready
 
     def made(self, events: pa.Table, head: int) -> Made:
         """Fold the changelog's rows of (the snapshot's position, head]; nobody sees it yet."""
