@@ -17,7 +17,7 @@ from api.snapshot import casts
 from statehouse.config import Stream
 from statehouse.fold import Rule
 from statehouse.fold import quoted as spark_quoted
-from statehouse.tables import EVENT_COLUMNS
+from statehouse.tables import changelog_columns
 from statehouse.transpile import to_duckdb
 
 EVENTS, BEFORE = "_of", "_before"
@@ -34,7 +34,7 @@ class Ahead:
 
     def __init__(self, fold: Fold, stream: Stream, types: Mapping[str, str]) -> None:
         self._db, self._fold, self._types = cursor(fold.db), fold, types
-        rule, columns = fold.rule, {**{c.name: c.type for c in stream.columns}, **EVENT_COLUMNS}
+        rule, columns = fold.rule, changelog_columns(stream)
         self._events, self._before = Bag(self._db, EVENTS, columns), Bag(self._db, BEFORE, rule.state_columns)
         keys = (f"CASE WHEN {rule.concerned(GUARD)} THEN {key} END" for key in rule.key_of(GUARD))
         named = ", ".join(f"{key} AS {spark_quoted(name)}" for key, name in zip(keys, rule.key_columns, strict=True))

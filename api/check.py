@@ -16,7 +16,7 @@ from api.duck import quoted
 from api.fold import Fold
 from statehouse.config import Config, Store, Stream
 from statehouse.fold import Rule
-from statehouse.tables import EVENT_COLUMNS
+from statehouse.tables import changelog_columns
 from statehouse.transpile import duckdb_type, to_duckdb
 
 
@@ -52,8 +52,7 @@ def _fold(connection: duckdb.DuckDBPyConnection, rule: Rule | None) -> list[tupl
 
 
 def _columns(stream: Stream) -> str:
-    columns = {**{c.name: c.type for c in stream.columns}, **EVENT_COLUMNS}
-    return ", ".join(f"{quoted(n)} {duckdb_type(t)}" for n, t in columns.items())
+    return ", ".join(f"{quoted(n)} {duckdb_type(t)}" for n, t in changelog_columns(stream).items())
 
 
 def _expressions(store: Store) -> Iterator[tuple[tuple, str]]:

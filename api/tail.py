@@ -24,7 +24,7 @@ from api.overlay import Key, Spot, keys_of
 from api.snapshot import Snapshot, casts
 from statehouse.config import Config
 from statehouse.fold import quoted as spark_quoted
-from statehouse.tables import EVENT_COLUMNS, generation, opened, table
+from statehouse.tables import changelog_columns, generation, opened, table
 from statehouse.transpile import to_duckdb
 
 TOUCHED, PENDING = "_touched", "_pending"
@@ -155,7 +155,7 @@ class Tail:
         db.register(PENDING, pending)
 
         def everything() -> str:
-            columns = ", ".join(map(spark_quoted, (*(c.name for c in self.stream.columns), *EVENT_COLUMNS)))
+            columns = ", ".join(map(spark_quoted, changelog_columns(self.stream)))
             log = attach(db, self.config, self.stream, self.snapshot.position or 0)
             return f"(SELECT {columns} FROM {log} UNION ALL SELECT {columns} FROM {PENDING})"
 

@@ -103,8 +103,13 @@ def freshness(flow: Flow, port: int, seconds: float) -> str:
         thread.start()
     for thread in threads:
         thread.join()
+    return f"{len(found)} probes: {spread(found)}"
+
+
+def spread(found: list[float]) -> str:
+    """The median, the worst hundredth and the worst of some times."""
     cuts = statistics.quantiles(found, n=100)
-    return f"{len(found)} probes: p50 {cuts[49]:.3f} s, p99 {cuts[98]:.3f} s, most {max(found):.3f} s"
+    return f"p50 {cuts[49]:.3f} s, p99 {cuts[98]:.3f} s, most {max(found):.3f} s"
 
 
 def written(port: int, count: int) -> str:
@@ -117,8 +122,7 @@ def written(port: int, count: int) -> str:
         connection.request("GET", f"{path}?after={token}&timeout=60")
         wrong += json.loads(connection.getresponse().read()).get("value") != n
         found.append(time.monotonic() - began)
-    cuts = statistics.quantiles(found, n=100)
-    return f"{count} writes: p50 {cuts[49]:.3f} s, p99 {cuts[98]:.3f} s, most {max(found):.3f} s, {wrong} wrong"
+    return f"{count} writes: {spread(found)}, {wrong} wrong"
 
 
 @contextmanager

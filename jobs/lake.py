@@ -14,8 +14,8 @@ from statehouse.errors import DefinitionChanged
 from statehouse.fold import Rule, quoted
 from statehouse.tables import (
     DEFINITION,
-    EVENT_COLUMNS,
     GENERATION,
+    changelog_columns,
     definition_of,
     generation,
     opened,
@@ -41,11 +41,6 @@ CHANGELOG_PROPERTIES = {
     "delta.checkpointInterval": "200",  # a checkpoint is a hiccup of two seconds
     "delta.dataSkippingStatsColumns": "_event_time,_partition,_offset,_key",
 }
-
-
-def changelog_columns(stream: Stream) -> dict[str, str]:
-    """The columns of a stream's changelog: the payload's, then the system's."""
-    return {**{c.name: c.type for c in stream.columns}, **EVENT_COLUMNS}
 
 
 def create(spark: SparkSession, path: str, columns: dict[str, str], properties: dict[str, str]) -> None:

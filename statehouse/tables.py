@@ -20,7 +20,7 @@ from typing import Any
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from statehouse.config import Config, Store
+from statehouse.config import Config, Store, Stream
 from statehouse.fold import Rule
 
 POSITION = "changelog"  # the application id of the txn action
@@ -41,6 +41,11 @@ EVENT_COLUMNS = {
 }
 DEFINITION = "statehouse.definition"  # the table property that holds the rule a state was folded by
 GENERATION = "statehouse.generation"  # how often a state, or its tombstones, was replaced as a whole: by recover
+
+
+def changelog_columns(stream: Stream) -> dict[str, str]:
+    """The columns of a stream's changelog: the payload's, then the system's."""
+    return {**{c.name: c.type for c in stream.columns}, **EVENT_COLUMNS}
 
 
 def table(config: Config, kind: str, name: str) -> str:
