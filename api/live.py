@@ -108,8 +108,7 @@ class Live:
             places = zip(found["_partition"].to_pylist(), found["_offset"].to_pylist(), strict=True)
             self._next.update({partition: offset + 1 for partition, offset in places})
             self._seen = found["_timestamp"][-1].value / 1000
-            if new.num_rows:
-                self._pending = new if self._pending is None else _joined(self._pending, new)
+            self._pending = new if self._pending is None else _joined(self._pending, new)
             for store in self._stores:
                 self._lay(store.snapshot, store.tail, store.covered, new)
         self._wake()
@@ -150,17 +149,14 @@ class Live:
             least = {p: min(covered.get(p, 0) for covered in known) for p in set().union(*known)}
         self._since = {p: max(least.get(p, 0), self._since.get(p, 0)) for p in {*least, *self._since}}
         left = after(self._pending, least)
-        self._pending = left.combine_chunks() if left.num_rows else None
+        self._pending = left.combine_chunks()
 
     def _lay(self, snapshot: Snapshot, tail: Tail | None, covered: Offsets | None, new: pa.Table | None) -> None:
         """Show the pending events on top of a store's state: again, or only some new ones."""
         ahead = {str(p): o for p, o in self._next.items()}
         # Not where something between the two is missing: the store is behind its changelog, which has overtaken the topic's.
         whole = covered is not None and all(since <= covered.get(p, 0) for p, since in self._since.items())
-        if tail is None or covered is None or not whole or not tail.ready:
-            snapshot.lay((), (), {}, {}, {})
-            return
-        if self._pending is None:
+        if tail is None or covered is None or not whole or not tail.ready or self._pending is None:
             snapshot.lay((), (), {}, {}, {})
             return
         more = new is not None and bool(snapshot.ahead)  # else nothing is shown so far, or nothing any more

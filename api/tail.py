@@ -105,7 +105,7 @@ class Tail:
         self._ahead = mine = self._ahead or Ahead(self.fold, self.stream, self.types)
         if not more:
             mine.forget()
-        touched = mine.add(events)
+        touched = mine.add(events) if events.num_rows else []
         of = touched if more else None
         if not touched:
             self.snapshot.lay((), (), {}, {}, ahead, of)

@@ -226,6 +226,14 @@ def test_answers_are_the_oracles_over_the_changelog_and_what_is_pending(lake, ex
         assert not snapshot.overlay.under and snapshot.offsets(["k1"]) is None
 
 
+def test_an_event_that_is_not_taken_is_covered_when_it_was_read(lake):
+    topic = Topic(written(lake), random.Random(1))
+    event = topic.events[0][0]
+    event.unseen = True
+    topic.live.arrived(arrivals.table([event.sent()]))
+    topic.check()
+
+
 class Shop:
     """A real topic, an API that follows it, and a changelog that gets of it what it is told to."""
 
