@@ -63,9 +63,8 @@ $(CLASSES): spark-defaults.conf demo/classes.py | install
 demo: install $(CLASSES) ## Kafka, simulated agents and tills, the jobs and the API, until Ctrl-C
 	@$(BIN)/python -m demo
 
-# Two processes: each has a Spark session and a Kafka of its own as soon as a test wants them.
 test: lint $(CLASSES) ## lint, then all tests
-	@$(BIN)/python -m pytest -n 2 --dist worksteal
+	@$(BIN)/python -m pytest
 
 law: install ## the law at its full size: 500 examples a store, a million events
 	@LAW_EXAMPLES=500 LAW_EVENTS=1000000 $(BIN)/python -m pytest tests/test_law.py tests/test_million.py

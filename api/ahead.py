@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
+import numpy as np
 import pyarrow as pa
 import sqlglot
 from sqlglot import exp
@@ -45,22 +45,49 @@ class Ahead:
 
     def forget(self) -> None:
         """Nothing is pending."""
-        self._pending, self._of = Rows(), defaultdict[Key, list[int]](list)
+        self._pending = Rows()
+        self._of: dict[Key, list[int]] = {}  # the numbers of each key's events
+        self._places: dict[int, tuple[Key, int, int]] = {}  # and of each of those the key, the partition and the offset
 
     def add(self, new: pa.Table) -> list[Key]:
         """Some events are pending, too; the keys that they touch, without windows."""
+        if not new.num_rows:
+            return []
         self._events.put(new)
         first = self._pending.end
         self._pending = self._pending.added({name: new[name].combine_chunks() for name in new.column_names})
+        places = zip(
+            keys_of(self._keys.rows().columns), new["_partition"].to_pylist(), new["_offset"].to_pylist(), strict=True
+        )
         touched: dict[Key, None] = {}
-        for number, key in enumerate(keys_of(self._keys.rows().columns), first):
+        for number, place in enumerate(places, first):
+            key = place[0]
             if None not in key:
-                self._of[key].append(number)
+                self._places[number] = place
+                self._of.setdefault(key, []).append(number)
                 touched[key] = None
         return list(touched)
 
+    def cover(self, offsets: Mapping[int, int]) -> list[Key]:
+        """What is before these offsets, by partition, is not pending any more; the keys that it touched."""
+        gone = [number for number, (_, partition, offset) in self._places.items() if offset < offsets.get(partition, 0)]
+        touched: dict[Key, None] = {}
+        for number in gone:
+            key, _, _ = self._places.pop(number)
+            touched[key] = None
+            self._of[key].remove(number)
+            if not self._of[key]:
+                del self._of[key]
+        if gone:
+            self._pending = self._pending.kept(np.fromiter(self._places, np.int64))
+        return list(touched)
+
+    def among(self, keys: Iterable[Key]) -> list[Key]:
+        """Those of some keys that have pending events."""
+        return [key for key in keys if key in self._of]
+
     def of(self, keys: Iterable[Key]) -> pa.Table:
-        """The pending events of some keys."""
+        """The pending events of keys that have some."""
         numbers = [number for key in keys for number in self._of[key]]
         return pa.table(self._pending.take(numbers, self._events.rows.column_names))
 

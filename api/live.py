@@ -159,9 +159,13 @@ class Live:
         if tail is None or covered is None or not whole or not tail.ready or self._pending is None:
             snapshot.lay((), (), {}, {}, {})
             return
-        more = new is not None and bool(snapshot.ahead)  # else nothing is shown so far, or nothing any more
         try:
-            tail.lay(after(new if more else self._pending, covered), more, ahead)
+            if not snapshot.ahead:  # nothing is shown so far, or nothing any more
+                tail.lay(after(self._pending, covered), ahead)
+            elif new is not None:
+                tail.more(after(new, covered), ahead)
+            else:
+                tail.cover(covered, ahead)
         except BaseException as error:
             _raise(error)
             if str(error) != self._error:

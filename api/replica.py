@@ -121,20 +121,20 @@ class Replica:
         """The store's current state."""
         return self._stores[store].snapshot
 
-    def covers(self, store: str, partition: int, offset: int) -> bool:
-        """Whether the store's answers reflect the event at an offset of its stream's topic."""
+    def covers(self, store: str, partition: int, offset: int, ahead: bool = True) -> bool:
+        """Whether the store's answers (by the changelog, or ``ahead`` of it, too) reflect the event at an offset of its topic."""
         followed = self._stores[store]
         snapshot = followed.snapshot
-        if snapshot.ahead.get(str(partition), 0) > offset:
+        if ahead and snapshot.ahead.get(str(partition), 0) > offset:
             return True
         position = snapshot.position
         reached = [o for v, o in list(self._offsets[followed.store.stream]) if position is not None and v <= position]
         return bool(reached) and reached[-1].get(partition, 0) > offset
 
-    def wait(self, store: str, partition: int, offset: int, seconds: float) -> bool:
+    def wait(self, store: str, partition: int, offset: int, seconds: float, ahead: bool = True) -> bool:
         """Wait until :meth:`covers`; False where that took longer."""
         with self._refreshed:
-            return self._refreshed.wait_for(lambda: self.covers(store, partition, offset), seconds)
+            return self._refreshed.wait_for(lambda: self.covers(store, partition, offset, ahead), seconds)
 
     def changes(self, store: str, since: int) -> tuple[Snapshot, int, list[Key] | None] | None:
         """A state, a position that it has reached, and the keys that changed up to that from another one; None for the keys

@@ -281,6 +281,8 @@ class Snapshot:
     def _ahead_of(self, key: Key) -> Iterator[Key]:
         """The key if it is shown ahead of the changelog, or those of its windows that are."""
         overlay = self.overlay
+        if self.rule and not self.rule.store.windows:
+            return iter((key,) if key in overlay.under else ())
         windows = itertools.takewhile(lambda found: found[: len(key)] == key, overlay.spots.irange(key))
         return (window for window in windows if window in overlay.under)
 

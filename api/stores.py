@@ -175,14 +175,15 @@ def get_key(store: str, key: str) -> Response:
     asked = request.args.to_dict()
     fresh = _freshness(asked)
     seconds = _seconds(asked.get("timeout"), replica.config.api.max_time / 1000)
-    if "after" in asked:
-        _wait(replica, defined, asked["after"], seconds)
+    past = "version" in asked or "at" in asked
+    if "after" in asked:  # of what is only ahead of the changelog, neither the past nor the changelog has anything
+        _wait(replica, defined, asked["after"], seconds, ahead=not past and fresh is not Snapshot.truth)
     known, snapshot = the_snapshot(store)
     snapshot = fresh(snapshot)
     parts = keys.of_request(request.environ, known, snapshot.rule)
     position = snapshot.position  # before the row: it may be newer than it says, never older
     offsets = None
-    if "version" in asked or "at" in asked:
+    if past:
         found, position = _past(defined, snapshot, parts, asked)
     else:
         found, offsets = snapshot.get(parts), snapshot.offsets(parts)
@@ -206,8 +207,8 @@ def point(row: Row, position: int | None, offsets: dict[str, int] | None) -> tup
     return body, hashlib.blake2b(text, digest_size=12).hexdigest()
 
 
-def _wait(replica: Replica, store: Store, token: str, seconds: float) -> None:
-    """Wait until a write is in the answers; a problem where that takes too long."""
+def _wait(replica: Replica, store: Store, token: str, seconds: float, ahead: bool) -> None:
+    """Wait until a write is in the answers, or, not ``ahead``, in those by the changelog; a problem where that takes too long."""
     topic, *place = token.rsplit(":", 2)
     expected = replica.config.streams[store.stream].topic
     if topic != expected or len(place) != 2 or not all(p.isascii() and p.isdecimal() and len(p) < 19 for p in place):
@@ -218,7 +219,7 @@ def _wait(replica: Replica, store: Store, token: str, seconds: float) -> None:
     if not places.acquire(blocking=False):
         raise Problem(503, "busy", "found too many requests that wait with after, expected fewer")
     try:
-        seen = replica.wait(store.name, int(place[0]), int(place[1]), seconds)
+        seen = replica.wait(store.name, int(place[0]), int(place[1]), seconds, ahead)
     finally:
         places.release()
     if not seen:

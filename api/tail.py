@@ -36,6 +36,7 @@ class Made(NamedTuple):
     and what is to be remembered of those that are absent."""
 
     head: int
+    touched: Sequence[Key]  # without windows; of a purge no window may be left
     spots: Mapping[Key, Spot]
     keys: Sequence[Key]
     present: Sequence[bool]
@@ -55,6 +56,7 @@ class Tail:
         self.name = f"tail{next(_numbers)}"
         self.fold = Fold(self.db, self.rule, self.name)
         self._ahead: Ahead | None = None
+        self._stale: dict[Key, None] = {}  # keys that were changed since what is pending was put on top of them
         self._anew: Fold | None = None
         self.ready = False  # whether it can go on
         self.begun()
@@ -77,14 +79,15 @@ class Tail:
     def made(self, events: pa.Table, head: int) -> Made:
         """Fold the changelog's rows of (the snapshot's position, head]; nobody sees it yet."""
         if not events.num_rows:
-            return Made(head, {}, (), (), {}, None)
+            return Made(head, (), {}, (), (), {}, None)
         self.db.register("_events", events)
         try:
             relation = filled("_events", self.stream, events.column_names)
-            spots, rows = self.snapshot.present(self._touched(relation))
+            touched = self._touched(relation)
+            spots, rows = self.snapshot.present(touched)
             made = self.fold.apply(pa.table(rows), relation, lambda: attach(self.db, self.config, self.stream, head))
             found = self._asked(changed(self.rule, self.types, quoted(made)))
-            return Made(head, spots, *self._split(found), self.fold.absent(head))
+            return Made(head, touched, spots, *self._split(found), self.fold.absent(head))
         finally:
             self.db.unregister("_events")
             unpin(self.db, CHANGELOG)
@@ -94,29 +97,46 @@ class Tail:
         if made.absent is not None:
             self.fold.remember(made.absent)
         self.snapshot.change(made.keys, made.present, made.rows, made.spots, made.head)
+        if self.snapshot.ahead:
+            self._stale.update(dict.fromkeys(made.touched))
         return made.keys
 
-    def lay(self, events: pa.Table, more: bool, ahead: dict[str, int]) -> None:
-        """Show what events will make of their keys that the changelog does not have yet: all that there are, or, besides those of
-        before, some ``more``. Kafka has them up to some offsets.
+    def lay(self, events: pa.Table, ahead: dict[str, int]) -> None:
+        """Show what events will make of their keys that the changelog does not have yet: all that there are. Kafka has them up to
+        some offsets.
 
         Nothing is kept of that but the rows that are shown: it is always the changelog's state with the pending events on top.
         """
         self._ahead = mine = self._ahead or Ahead(self.fold, self.stream, self.types)
-        if not more:
-            mine.forget()
-        touched = mine.add(events) if events.num_rows else []
-        of = touched if more else None
-        if not touched:
+        mine.forget()
+        self._stale.clear()
+        self._lay(mine, mine.add(events), ahead, None)
+
+    def more(self, events: pa.Table, ahead: dict[str, int]) -> None:
+        """Show some more, besides those of before."""
+        assert self._ahead
+        touched = self._ahead.add(events)
+        self._lay(self._ahead, touched, ahead, touched)
+
+    def cover(self, offsets: Mapping[int, int], ahead: dict[str, int]) -> None:
+        """The changelog has what is before some offsets, by partition: show the others on top of what it has made of it. Only of the
+        keys that this touches is anything folded again."""
+        assert self._ahead
+        touched = list({**self._stale, **dict.fromkeys(self._ahead.cover(offsets))})
+        self._stale.clear()
+        self._lay(self._ahead, self._ahead.among(touched), ahead, touched)
+
+    def _lay(self, mine: Ahead, keys: Sequence[Key], ahead: dict[str, int], of: Sequence[Key] | None) -> None:
+        """Show keys that have pending events: all that are, or all ``of`` some."""
+        if not keys:
             self.snapshot.lay((), (), {}, {}, ahead, of)
             return
-        events = mine.of(touched)
-        spots, rows = self.snapshot.present(touched)
+        events = mine.of(keys)
+        spots, rows = self.snapshot.present(keys)
         found = mine.rows(events, pa.table(rows))
         if pc.any(found["_conflict"]).as_py():
-            found = self._again(touched, rows, events)
-        keys, present, columns = self._split(found)
-        self.snapshot.lay(keys, present, columns, spots, ahead, of)
+            found = self._again(keys, rows, events)
+        self.snapshot.lay(*self._split(found), spots, ahead, of)
 
     def close(self) -> None:
         """Drop the fold's tables."""
@@ -145,7 +165,7 @@ class Tail:
         now = found.filter(present)
         return keys, present.to_pylist(), {name: now[name].combine_chunks() for name in self.types}
 
-    def _again(self, touched: list[Key], rows: Columns, pending: pa.Table) -> pa.Table:
+    def _again(self, touched: Sequence[Key], rows: Columns, pending: pa.Table) -> pa.Table:
         """What is pending on top of the changelog, where a late reset tore a key: from the whole of it."""
         # With a cursor of its own, as :meth:`made` may be at work.
         fold = self._anew = self._anew or Fold(self.db.cursor(), self.rule, f"{self.name}_anew", self.fold.tombstones)

@@ -298,7 +298,7 @@ class Api(_Model):
     max_lag: Duration | None = None  # ms
     replica: Literal["memory", "disk", "none"] = "memory"
     cache: str | None = None  # a folder of this machine, of a replica on disk
-    freshness: Literal["live", "changelog"] = "changelog"
+    freshness: Literal["live", "changelog"] = "live"
 
 
 def parse_address(text: Any) -> tuple[str, int]:

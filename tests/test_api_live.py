@@ -183,6 +183,9 @@ class Topic:
                 reached = max(seen.get(partition, 0), self.folded[partition])
                 for offset in (reached - 1, reached):
                     assert self.replica.covers(name, partition, offset) == (offset < reached)
+                by_log = self.folded[partition]
+                for offset in (max(0, by_log - 1), by_log):
+                    assert self.replica.covers(name, partition, offset, ahead=False) == (offset < by_log)
 
 
 def shown(snapshot, name):
@@ -353,6 +356,18 @@ def test_who_writes_reads_it_without_the_jobs(shop):
     metrics = client.get("/metrics").text
     assert 'statehouse_live_pending{store="last"} 21.0' in metrics
     assert 'statehouse_live{state="following",store="last"} 1.0' in metrics
+
+
+@pytest.mark.parametrize("words", ["freshness=changelog", "at=2999-01-01T00:00:00Z"], ids=["changelog", "past"])
+def test_who_asks_the_changelog_or_the_past_waits_for_the_changelog(shop, words):
+    shop.send(("a", 1))
+    path = f"/stores/total/keys/a?after={shop.topic}:0:0"
+    found = shop.client.get(f"{path}&timeout=20").get_json()
+    assert (found["value"], found["provisional"]) == (1, True)
+    assert shop.client.get(f"{path}&timeout=0.2&{words}").status_code == 504
+    shop.log()
+    found = shop.client.get(f"{path}&timeout=20&{words}").get_json()
+    assert (found["value"], "provisional" in found) == (1, False)
 
 
 def test_partitions_are_added_and_the_topic_is_truncated(shop):
