@@ -1,6 +1,6 @@
 """The whole system on one machine: `python -m bench.live [KEYS] [SECONDS]`; needs `wrk`.
 
-A lake of that many keys, the embedded Kafka, `statehouse run` and `statehouse serve`, all real and all here. Measured for so
+A lake of that many keys, the embedded Kafka, `nice statehouse run` and `statehouse serve`, all real and all here. Measured for so
 many seconds each: point reads idle; freshness, from a probe's produce to the first GET that shows it (asked every 5 ms), while
 1,000 events/s flow and are merged, and writes that are read back; point reads and freshness while 5,000 and 10,000 events/s flow.
 Then `lookup` of 1,000 keys and full scans.
@@ -126,10 +126,10 @@ def written(port: int, count: int) -> str:
 
 
 @contextmanager
-def started(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """A subcommand in a process of its own."""
+def started(folder: Path, *words: str, before: tuple[str, ...] = ()) -> Iterator[subprocess.Popen[str]]:
+    """A subcommand in a process of its own; ``before`` it a command that starts it."""
     with (folder / f"{words[0]}.log").open("w") as log:
-        command = [sys.executable, "-m", "statehouse.cli", *words]
+        command = [*before, sys.executable, "-m", "statehouse.cli", *words]
         process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=log, text=True)
         try:
             yield process
@@ -190,7 +190,7 @@ def main(keys: int = 1_000_000, seconds: int = 60, workers: int = 1) -> None:
             url = api.stdout.readline().split()[-1]
             port = int(url.rpartition(":")[2])
             say("point reads, jobs stopped", wrk(url, folder / "keys.lua", seconds))
-            with started(folder, "run"):
+            with started(folder, "run", before=("nice",)):
                 flow.rate = 1000
                 before = merges(folder)
                 while merges(folder) < before + 5:  # warm: some rounds are merged
