@@ -19,7 +19,8 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -216,30 +217,60 @@ def memory(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 2**20
 
 
-def main(minutes: float = 20, rate: float = 500) -> None:
-    """Run it all, and print what was found."""
-    with tempfile.TemporaryDirectory() as name, Broker(Path(name) / "kafka") as broker:
-        folder = Path(name)
+class Stage:
+    """Kafka, the jobs and one worker of the API, each a process; every store has every key, and ``source`` sends events."""
+
+    def __init__(self, folder: Path, broker: Broker, source: type[Source]) -> None:
+        self.folder, self.bootstrap = folder, broker.bootstrap
         (folder / "statehouse.yaml").write_text(CONFIG.format(bootstrap=broker.bootstrap))
         create_topic({"bootstrap.servers": broker.bootstrap}, "t")
-        source = Source(broker.bootstrap)
-        log = open(folder / "log", "wb")  # noqa: SIM115 (it lives as long as the processes)
-        command = [sys.executable, "-m", "statehouse.cli"]
-        jobs = subprocess.Popen([*command, "run"], cwd=folder, stdout=log, stderr=log)
-        words = [*command, "serve", "--port", "0"]
-        server = subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=log)
+        self.source = source(broker.bootstrap)
+        self.log = open(folder / "log", "wb")  # noqa: SIM115 (it lives as long as the processes)
+        self.run_jobs()
+        self.server = self._command("serve", "--port", "0", stdout=subprocess.PIPE)
         try:
-            assert server.stdout
-            port = int(server.stdout.readline().decode().rsplit(":", 1)[1])
-            loaded(port, jobs, folder)
-            source.start()
-            measured(port, server.pid, minutes * 60, rate, source)
-        finally:
-            source.stopping.set()
-            for process in (server, jobs):
-                process.terminate()
-                process.wait(90)
-            log.close()
+            assert self.server.stdout
+            self.port = int(self.server.stdout.readline().decode().rsplit(":", 1)[1])
+            loaded(self.port, self.jobs, folder)
+            children = Path(f"/proc/{self.server.pid}/task/{self.server.pid}/children").read_text().split()
+            self.worker = next(int(p) for p in children if b"spawn_main" in Path(f"/proc/{p}/cmdline").read_bytes())
+            self.source.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def run_jobs(self) -> None:
+        """Start the jobs."""
+        self.jobs = self._command("run", stdout=self.log)
+
+    def close(self) -> None:
+        """End all of it."""
+        self.source.stopping.set()
+        for process in (self.server, self.jobs):
+            process.terminate()
+            process.wait(90)
+        self.log.close()
+
+    def _command(self, *words: str, stdout: Any) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "statehouse.cli", *words]
+        return subprocess.Popen(command, cwd=self.folder, stdout=stdout, stderr=self.log)
+
+
+@contextmanager
+def staged(source: type[Source] = Source) -> Iterator[Stage]:
+    """A stage for a while, in a folder of its own."""
+    with (
+        tempfile.TemporaryDirectory() as name,
+        Broker(Path(name) / "kafka") as broker,
+        closing(Stage(Path(name), broker, source)) as stage,
+    ):
+        yield stage
+
+
+def main(minutes: float = 20, rate: float = 500) -> None:
+    """Run it all, and print what was found."""
+    with staged() as stage:
+        measured(stage, minutes * 60, rate)
 
 
 def status_of(port: int) -> list[dict[str, Any]]:
@@ -256,10 +287,9 @@ def loaded(port: int, jobs: subprocess.Popen[bytes], folder: Path) -> None:
         time.sleep(0.5)
 
 
-def measured(port: int, pid: int, seconds: float, rate: float, source: Source) -> None:
+def measured(stage: Stage, seconds: float, rate: float) -> None:
     """Ask for so long, with a line every quarter, then the table."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    worker = next(int(p) for p in children if b"spawn_main" in Path(f"/proc/{p}/cmdline").read_bytes())
+    port, worker, source = stage.port, stage.worker, stage.source
     print(f"{KEYS:,} keys, {EVENTS:,} events/s, {rate:g} requests/s for {seconds / 60:g} minutes")
     print(f"load average {os.getloadavg()[0]:.1f}, worker {memory(worker):.0f} MiB at the start", flush=True)
     context = multiprocessing.get_context("spawn")

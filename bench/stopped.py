@@ -10,19 +10,14 @@ from __future__ import annotations
 
 import http.client
 import json
-import subprocess
 import sys
-import tempfile
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Producer
 
-from bench.soak import CONFIG, KEYS, Source, loaded, memory, status_of
-from demo.broker import Broker
-from statehouse.kafka import create_topic
+from bench.soak import KEYS, Source, memory, staged, status_of
 
 CLIENTS = 4
 
@@ -90,65 +85,45 @@ def rows(port: int, store: str) -> dict[str, Any]:
 
 def main(minutes: float = 10) -> None:
     """Run it all, and print what was found."""
-    with tempfile.TemporaryDirectory() as name, Broker(Path(name) / "kafka") as broker:
-        folder = Path(name)
-        (folder / "statehouse.yaml").write_text(CONFIG.format(bootstrap=broker.bootstrap))
-        create_topic({"bootstrap.servers": broker.bootstrap}, "t")
-        source = Truth(broker.bootstrap)
-        log = open(folder / "log", "wb")  # noqa: SIM115 (it lives as long as the processes)
-        command = [sys.executable, "-m", "statehouse.cli"]
-        jobs = subprocess.Popen([*command, "run"], cwd=folder, stdout=log, stderr=log)
-        words = [*command, "serve", "--port", "0"]
-        server = subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=log)
-        clients: list[Client] = []
-        try:
-            assert server.stdout
-            port = int(server.stdout.readline().decode().rsplit(":", 1)[1])
-            loaded(port, jobs, folder)
-            source.start()
-            clients = [Client(broker.bootstrap, port, number) for number in range(CLIENTS)]
-            for client in clients:
-                client.start()
-            children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
-            worker = next(int(p) for p in children if b"spawn_main" in Path(f"/proc/{p}/cmdline").read_bytes())
+    with staged(Truth) as stage:
+        source, port = stage.source, stage.port
+        assert isinstance(source, Truth)
+        clients = [Client(stage.bootstrap, port, number) for number in range(CLIENTS)]
+        for client in clients:
+            client.start()
 
-            def say(what: str) -> None:
-                print(f"{what}: worker {memory(worker):.0f} MiB; {metrics(port)}", flush=True)
+        def say(what: str) -> None:
+            print(f"{what}: worker {memory(stage.worker):.0f} MiB; {metrics(port)}", flush=True)
 
-            time.sleep(30)
-            say("with the jobs")
-            jobs.kill()
-            jobs.wait()
-            for tenth in range(1, 11):
-                time.sleep(minutes * 6)
-                say(f"{tenth * minutes / 10:.1f} min without")
-            jobs = subprocess.Popen([*command, "run"], cwd=folder, stdout=log, stderr=log)
-            began = time.monotonic()
-            while status_of(port)[0]["live"]["state"] != "following" or status_of(port)[0]["lag_ms"] > 10_000:
-                time.sleep(0.5)
-            say(f"{time.monotonic() - began:.0f} s with the jobs again")
-            time.sleep(30)
-            for thread in (source, *clients):
-                thread.stopping.set()
-                thread.join()
-            while status_of(port)[0]["live"]["behind"] or any(s["position"] != s["head"] for s in status_of(port)):
-                time.sleep(0.5)
-            time.sleep(5)
-            say("at the end")
-            for client in clients:
-                source.last[client.key], source.total[client.key] = client.sent, client.sent * (client.sent + 1) // 2
-            for store, right in (("last", source.last), ("total", source.total)):
-                found = rows(port, store)
-                differing = [k for k in {*found, *right} if found.get(k) != right.get(k)]
-                print(f"{store}: {len(found):,} keys, {len(differing)} other than what was sent {differing[:5]}")
-            wrong = [line for client in clients for line in client.wrong]
-            reads = sum(client.reads for client in clients)
-            print(f"{source.sent:,} events, {reads:,} reads, {len(wrong)} of them wrong {wrong[:5]}; {KEYS:,} keys")
-        finally:
-            for process in (server, jobs):
-                process.terminate()
-                process.wait(90)
-            log.close()
+        time.sleep(30)
+        say("with the jobs")
+        stage.jobs.kill()
+        stage.jobs.wait()
+        for tenth in range(1, 11):
+            time.sleep(minutes * 6)
+            say(f"{tenth * minutes / 10:.1f} min without")
+        stage.run_jobs()
+        began = time.monotonic()
+        while status_of(port)[0]["live"]["state"] != "following" or status_of(port)[0]["lag_ms"] > 10_000:
+            time.sleep(0.5)
+        say(f"{time.monotonic() - began:.0f} s with the jobs again")
+        time.sleep(30)
+        for thread in (source, *clients):
+            thread.stopping.set()
+            thread.join()
+        while status_of(port)[0]["live"]["behind"] or any(s["position"] != s["head"] for s in status_of(port)):
+            time.sleep(0.5)
+        time.sleep(5)
+        say("at the end")
+        for client in clients:
+            source.last[client.key], source.total[client.key] = client.sent, client.sent * (client.sent + 1) // 2
+        for store, right in (("last", source.last), ("total", source.total)):
+            found = rows(port, store)
+            differing = [k for k in {*found, *right} if found.get(k) != right.get(k)]
+            print(f"{store}: {len(found):,} keys, {len(differing)} other than what was sent {differing[:5]}")
+        wrong = [line for client in clients for line in client.wrong]
+        reads = sum(client.reads for client in clients)
+        print(f"{source.sent:,} events, {reads:,} reads, {len(wrong)} of them wrong {wrong[:5]}; {KEYS:,} keys")
 
 
 if __name__ == "__main__":
