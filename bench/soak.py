@@ -281,8 +281,8 @@ def status_of(port: int) -> list[dict[str, Any]]:
 
 
 def loaded(port: int, jobs: subprocess.Popen[bytes], folder: Path) -> None:
-    """Wait until every store has every key."""
-    while min(store["keys"] for store in status_of(port)) < KEYS:
+    """Wait until every store has every key, and the changelog, too: the past is asked of that."""
+    while any(store["keys"] < KEYS or store["live"]["pending"] for store in status_of(port)):
         assert jobs.poll() is None, (folder / "log").read_text()[-3000:]
         time.sleep(0.5)
 
