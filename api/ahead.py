@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -47,7 +48,9 @@ class Ahead:
         """Nothing is pending."""
         self._pending = Rows()
         self._of: dict[Key, list[int]] = {}  # the numbers of each key's events
-        self._places: dict[int, tuple[Key, int, int]] = {}  # and of each of those the key, the partition and the offset
+        self._places: dict[
+            int, deque[tuple[int, int, Key]]
+        ] = {}  # of each partition the offsets, their numbers and keys
 
     def add(self, new: pa.Table) -> list[Key]:
         """Some events are pending, too; the keys that they touch, without windows."""
@@ -60,31 +63,32 @@ class Ahead:
             keys_of(self._keys.rows().columns), new["_partition"].to_pylist(), new["_offset"].to_pylist(), strict=True
         )
         touched: dict[Key, None] = {}
-        for number, place in enumerate(places, first):
-            key = place[0]
+        for number, (key, partition, offset) in enumerate(places, first):
             if None not in key:
-                self._places[number] = place
+                self._places.setdefault(partition, deque()).append((offset, number, key))
                 self._of.setdefault(key, []).append(number)
                 touched[key] = None
         return list(touched)
 
     def cover(self, offsets: Mapping[int, int]) -> list[Key]:
         """What is before these offsets, by partition, is not pending any more; the keys that it touched."""
-        gone = [number for number, (_, partition, offset) in self._places.items() if offset < offsets.get(partition, 0)]
         touched: dict[Key, None] = {}
-        for number in gone:
-            key, _, _ = self._places.pop(number)
-            touched[key] = None
-            self._of[key].remove(number)
-            if not self._of[key]:
-                del self._of[key]
-        if gone:
-            self._pending = self._pending.kept(np.fromiter(self._places, np.int64))
+        for partition, places in self._places.items():
+            end = offsets.get(partition, 0)
+            while places and places[0][0] < end:
+                _, number, key = places.popleft()
+                touched[key] = None
+                self._of[key].remove(number)
+                if not self._of[key]:
+                    del self._of[key]
+        if touched:
+            left = (number for places in self._places.values() for _, number, _ in places)
+            self._pending = self._pending.kept(np.fromiter(left, np.int64))
         return list(touched)
 
-    def among(self, keys: Iterable[Key]) -> list[Key]:
+    def among(self, keys: Iterable[Key]) -> set[Key]:
         """Those of some keys that have pending events."""
-        return [key for key in keys if key in self._of]
+        return {key for key in keys if key in self._of}
 
     def of(self, keys: Iterable[Key]) -> pa.Table:
         """The pending events of keys that have some."""

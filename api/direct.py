@@ -63,6 +63,7 @@ class Direct(Snapshot):
         limit: int,
         bounds: tuple[Key, Inside | None] = ((), None),
         where: Where | None = None,
+        settled: bool = False,
     ) -> tuple[Columns, int | None]:
         """As :meth:`Snapshot.page`."""
         if self.rule is None:

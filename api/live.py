@@ -1,8 +1,8 @@
 """Ahead of the changelog: a stream's topic, read by each process itself and shown on top of what the changelog has.
 
 An event is in the topic a moment after it was sent, and in the changelog a second or two later. Meanwhile it is *pending*: parsed
-here (:mod:`api.arrivals`), folded by the same rule (:meth:`api.tail.Tail.lay`) on top of the changelog's state, and forgotten when
-the changelog covers its offset. So nothing is counted twice, what this parser sees otherwise than Spark's is put right with the next
+here (:mod:`api.arrivals`), folded by the same rule on top of the changelog's state when somebody reads its key
+(:meth:`api.tail.Tail.settle`), and forgotten when the changelog covers its offset. So nothing is counted twice, what this parser sees otherwise than Spark's is put right with the next
 batch, and without Kafka a replica is as fresh as the changelog.
 
 Where events come faster than they can be shown, or too many are pending, it steps aside: what is shown stays until the changelog has
@@ -14,7 +14,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import duckdb
@@ -24,6 +26,7 @@ import sqlglot
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, TopicPartition
 
 from api.arrivals import Parser, records
+from api.overlay import Key
 from api.prepared import cursor
 from api.snapshot import Snapshot
 from api.tail import Tail
@@ -100,11 +103,11 @@ class Live:
     def arrived(self, found: pa.Table) -> None:
         """Show some records of the topic (:data:`api.arrivals.RECORDS`), in the order of their offsets. Those that were here
         before are passed over."""
+        found = after(found, self._next)
+        if not found.num_rows:
+            return
+        new = self._parse(found)
         with self.lock:
-            found = after(found, self._next)
-            if not found.num_rows:
-                return
-            new = self._parse(found)
             places = zip(found["_partition"].to_pylist(), found["_offset"].to_pylist(), strict=True)
             self._next.update({partition: offset + 1 for partition, offset in places})
             self._seen = found["_timestamp"][-1].value / 1000
@@ -157,21 +160,32 @@ class Live:
         # Not where something between the two is missing: the store is behind its changelog, which has overtaken the topic's.
         whole = covered is not None and all(since <= covered.get(p, 0) for p, since in self._since.items())
         if tail is None or covered is None or not whole or not tail.ready or self._pending is None:
-            snapshot.lay((), (), {}, {}, {})
+            snapshot.clear()
             return
-        try:
+        with self._shown(snapshot):
             if not snapshot.ahead:  # nothing is shown so far, or nothing any more
+                snapshot.fold = partial(self._settle, snapshot, tail)
                 tail.lay(after(self._pending, covered), ahead)
             elif new is not None:
                 tail.more(after(new, covered), ahead)
             else:
                 tail.cover(covered, ahead)
+
+    def _settle(self, snapshot: Snapshot, tail: Tail, keys: Sequence[Key]) -> None:
+        with self.lock, self._shown(snapshot):
+            tail.settle(keys)
+
+    @contextmanager
+    def _shown(self, snapshot: Snapshot) -> Iterator[None]:
+        """Where what is pending cannot be shown, nothing of it is."""
+        try:
+            yield
         except BaseException as error:
             _raise(error)
             if str(error) != self._error:
                 log.warning("stream %s: what is not in the changelog yet is not shown: %s", self._stream.name, error)
             self._error = str(error)
-            snapshot.lay((), (), {}, {}, {})
+            snapshot.clear()
 
     def _run(self) -> None:
         while not self._stop.is_set():

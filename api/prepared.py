@@ -59,4 +59,4 @@ class Prepared:
 
     def rows(self) -> pa.Table:
         """What it gives now."""
-        return self._db.execute(f"EXECUTE {quoted(self._name)}").to_arrow_table()
+        return self._db.execute(f"EXECUTE {quoted(self._name)}").to_arrow_reader().read_all()

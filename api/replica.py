@@ -312,6 +312,7 @@ class Replica:
         followed.recent.add(snapshot, known, changed)
         followed.recent.add(snapshot, snapshot.position or 0, gone)
         if old:
+            before.settle()  # for those who have it in hand
             old.close()
         return True
 

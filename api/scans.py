@@ -43,9 +43,10 @@ def pages(
     where: Where | None,
 ) -> Iterator[Columns]:
     """All of a scan, page by page. A key that changes meanwhile is given once, as it was or as it is."""
+    snapshot.settle(*bounds)  # at once: a few keys of each page would take much longer
     while limit > 0:
         wanted = min(PAGE, limit)
-        rows, _ = snapshot.page(after, wanted, bounds, where)
+        rows, _ = snapshot.page(after, wanted, bounds, where, settled=True)
         if found := count(rows):
             yield rows
         if found < wanted:

@@ -12,7 +12,7 @@ import copy
 import datetime as dt
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -39,6 +39,7 @@ SOME = 100_000  # rows of a chunk, where few are expected
 MANY = 32  # rows from which on it takes less time to make them a column at a time
 STRIDE = 64  # a key in so many is kept as Python's values
 SHORTEST, LONGEST = 16, 4096  # rows that a scan takes at once
+AT_ONCE = 5000  # keys that are folded while what is new waits
 Row = dict[str, Any]
 Inside = Callable[[Key], bool]
 
@@ -62,6 +63,9 @@ class Snapshot:
     size: int = 0  # rows of the version
     overlay: Overlay = field(default_factory=Overlay)  # what has changed since
     ahead: dict[str, int] = field(default_factory=dict)  # what is shown ahead of the changelog is up to these offsets
+    # Keys, without windows, with pending events that have not been folded yet: that is done when somebody asks, by ``fold``.
+    stale: set[Key] = field(default_factory=set)
+    fold: Callable[[Sequence[Key]], None] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)  # held to change the overlay, and to go through it
 
     def __post_init__(self) -> None:
@@ -77,6 +81,8 @@ class Snapshot:
         if self.rule is None:
             return None
         key = self.key(parts)
+        if key in self.stale:
+            self._settle([key])
         return self.windowed(self.windows(key)) if self.rule.store.windows else self.now(key)
 
     def windowed(self, rows: Sequence[Row]) -> Row | None:
@@ -89,9 +95,13 @@ class Snapshot:
 
     def lookup(self, keys: Sequence[Sequence[str]]) -> list[str | None]:
         """What :meth:`get` gives of each of these, as JSON text."""
-        if self.rule is None or self.rule.store.windows:
-            return [dumps(found) if (found := self.get(parts)) else None for parts in keys]
-        return self.lines([self.key(parts) for parts in keys])
+        if self.rule is None:
+            return [None] * len(keys)
+        wanted = [self.key(parts) for parts in keys]
+        self._settle([key for key in wanted if key in self.stale])
+        if self.rule.store.windows:
+            return [dumps(found) if (found := self.windowed(self.windows(key))) else None for key in wanted]
+        return self.lines(wanted)
 
     def lines(self, keys: Sequence[Key]) -> list[str | None]:
         """The states of keys (and windows) of the form above as JSON text; None where one is absent."""
@@ -130,11 +140,13 @@ class Snapshot:
         limit: int,
         bounds: tuple[Key, Inside | None] = ((), None),
         where: Where | None = None,
+        settled: bool = False,
     ) -> tuple[Columns, int | None]:
         """The next states in the order of the key's columns, after a key that need not be there any more, and the position.
 
         ``bounds``: the key (or some first parts of one) to begin with, and a test whose first failure ends the scan;
-        ``where``: a condition that each of them meets. Raises ValueError where a part of ``after`` is not of its column's type.
+        ``where``: a condition that each of them meets. ``settled``: as of when :meth:`settle` was called will do.
+        Raises ValueError where a part of ``after`` is not of its column's type.
         """
         if self.rule is None:
             return {}, self.position
@@ -143,12 +155,25 @@ class Snapshot:
         begun = after is not None and last >= least
         found, left = [], limit
         position = self.position  # before the rows: they may be newer than it says, never older
-        for run in self._runs(last if begun else least, inside, begun, limit, where):
+        for run in self._runs(last if begun else least, inside, begun, limit, where, settled):
             found.append({name: column[:left] for name, column in run.items()})
             left -= count(found[-1])
             if left <= 0:
                 break
         return self.public(joined(found)), position
+
+    def settle(self, least: Key = (), inside: Inside | None = None) -> None:
+        """Have what is pending of all keys folded, or of those from a key on and as long as they are ``inside``."""
+        if self.stale and self.rule:
+            least = least[: len(self.rule.key_columns)]
+            with self.lock:
+                found = [key for key in self.stale if key >= least and (inside is None or inside(key))]
+            for first in range(0, len(found), AT_ONCE):
+                self._settle(found[first : first + AT_ONCE])
+
+    def _settle(self, keys: Sequence[Key]) -> None:
+        if keys and self.fold:
+            self.fold(keys)
 
     @property
     def place(self) -> str:
@@ -180,7 +205,7 @@ class Snapshot:
     def truth(self) -> Snapshot:
         """This state as the changelog has it, without what is ahead of it."""
         made = copy.copy(self)
-        made.overlay, made.ahead = Truth(self.overlay), {}  # type: ignore[assignment]  # as far as readers go
+        made.overlay, made.ahead, made.stale = Truth(self.overlay), {}, set()  # type: ignore[assignment]  # as far as readers go
         return made
 
     def offsets(self, parts: Sequence[str]) -> dict[str, int] | None:
@@ -224,11 +249,8 @@ class Snapshot:
         changed: dict[Key, Spot] = {}
         under: dict[Key, Spot] = {}
         for key, old, now in self._placed(keys, present, overlay.rows.end, spots):
-            if key in overlay.under:
-                under[key] = now
-            else:
-                changed[key] = now
-                added += (now.row != ABSENT) - (old.row != ABSENT)
+            (under if key in overlay.under else changed)[key] = now
+            added += (now.row != ABSENT) - (old.row != ABSENT)
         more = overlay.rows.added(rows)
         with self.lock:
             overlay.rows = more
@@ -238,45 +260,54 @@ class Snapshot:
             self.keys += added
             self.position = position
 
+    def pend(self, keys: Iterable[Key], ahead: dict[str, int], covered: Iterable[Key] = ()) -> None:
+        """More events of some keys are pending, up to some offsets, and none any more of those that are ``covered``. Who asks for
+        one of the former has them folded, the others are shown as the changelog has them. Keys are without windows here."""
+        back = [window for key in covered for window in self._ahead_of(key)] if self.overlay.under else []
+        with self.lock:
+            self._back(back)
+            self.stale.difference_update(covered)
+            self.stale.update(keys)
+            self.overlay.tidy()
+            self.ahead = ahead
+
+    def clear(self) -> None:
+        """Nothing is ahead of the changelog any more."""
+        with self.lock:
+            self._back(list(self.overlay.under))
+            self.stale.clear()
+            self.overlay.tidy()
+            self.ahead = {}
+
     def lay(
-        self,
-        keys: Sequence[Key],
-        present: Sequence[bool],
-        rows: Columns,
-        spots: Mapping[Key, Spot],
-        ahead: dict[str, int],
-        of: Sequence[Key] | None = None,
+        self, of: Iterable[Key], keys: Sequence[Key], present: Sequence[bool], rows: Columns, spots: Mapping[Key, Spot]
     ) -> None:
-        """Show keys (and windows) ahead of the changelog, up to some offsets: they are all that are, or all that are ``of`` these
-        keys. Others are shown as the changelog has them. ``spots`` has where they are by the changelog."""
-        overlay, added = self.overlay, 0
+        """Show keys (and windows) ahead of the changelog: what all that is pending ``of`` some keys makes of them. ``spots`` has
+        where they are by the changelog."""
+        overlay = self.overlay
         under: dict[Key, Spot] = {}
         changed: dict[Key, Spot] = {}
         for key, old, now in self._placed(keys, present, overlay.rows.end, spots):
             under[key], changed[key] = old, now
-            added += (now.row != ABSENT) - ((overlay.spots.get(key) or old).row != ABSENT)
-        before = overlay.under if of is None else [window for key in of for window in self._ahead_of(key)]
-        back = [key for key in before if key not in under]
-        plain = []
-        for key in back:
-            old = overlay.under[key]
-            added += (old.row != ABSENT) - (overlay.spots[key].row != ABSENT)
-            if old.row == (UNCHANGED if old.there else ABSENT):
-                plain.append(key)
-            else:
-                changed[key] = old
+        back = [window for key in of for window in self._ahead_of(key) if window not in under]
         more = overlay.rows.added(rows)
         with self.lock:
             overlay.rows = more
             overlay.under.update(under)
             overlay.spots.update(changed)
-            for key in plain:
-                del overlay.spots[key]
-            for key in back:
-                del overlay.under[key]
+            self._back(back)
+            self.stale.difference_update(of)
             overlay.tidy()
-            self.keys += added
-            self.ahead = ahead
+
+    def _back(self, keys: Iterable[Key]) -> None:
+        """Show keys (and windows) that are shown ahead of the changelog as it has them."""
+        overlay = self.overlay
+        for key in keys:
+            old = overlay.under.pop(key)
+            if old.row == (UNCHANGED if old.there else ABSENT):
+                del overlay.spots[key]
+            else:
+                overlay.spots[key] = old
 
     def _ahead_of(self, key: Key) -> Iterator[Key]:
         """The key if it is shown ahead of the changelog, or those of its windows that are."""
@@ -359,15 +390,19 @@ class Snapshot:
         begun: bool = False,
         wanted: int = SHORTEST,
         where: Where | None = None,
+        settled: bool = True,
     ) -> Iterator[Columns]:
         """The rows that are present from a key on, or after it where that has ``begun``, as long as they are ``inside``. They come
-        in runs of about as many as are wanted; the last may be empty. What changes between two runs is seen or not."""
+        in runs of about as many as are wanted; the last may be empty. What changes between two runs is seen or not. Where they are
+        not ``settled`` yet, that is done run by run."""
         place, run = self._place(start, after=begun), min(max(wanted, SHORTEST), LONGEST)
         stop = self.size
         if inside is not None:
             stop = bisect.bisect_left(range(stop), True, place, key=lambda i: not inside(self.key_at(i)))
         while True:
             until = min(place + run, stop)
+            if not settled:
+                self.settle(start, inside if until == stop else self._before(until))
             held, changed = self._changed(start, begun, inside, range(place, until), until == stop, run)
             full = len(changed) == run
             if changed:
@@ -380,6 +415,11 @@ class Snapshot:
             place = until
             if place >= stop and not full:
                 return
+
+    def _before(self, place: int) -> Inside:
+        """Whether a key, without a window, comes before a place of the version, or has its window there."""
+        end = self.key_at(place)
+        return lambda key: key <= end
 
     def _changed(
         self, start: Key, begun: bool, inside: Inside | None, places: range, end: bool, most: int

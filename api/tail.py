@@ -7,7 +7,8 @@ into its overlay. By the law the result is what the next MERGE will make of the 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import duckdb
@@ -28,6 +29,7 @@ from statehouse.tables import changelog_columns, generation, opened, table
 from statehouse.transpile import to_duckdb
 
 TOUCHED, PENDING = "_touched", "_pending"
+HOT, HOT_SECONDS = 1000, 10.0
 _numbers = itertools.count()
 
 
@@ -57,6 +59,9 @@ class Tail:
         self.fold = Fold(self.db, self.rule, self.name)
         self._ahead: Ahead | None = None
         self._stale: dict[Key, None] = {}  # keys that were changed since what is pending was put on top of them
+        self._hot: dict[
+            Key, float
+        ] = {}  # keys that were read of late, and until when they are folded without being asked
         self._anew: Fold | None = None
         self.ready = False  # whether it can go on
         self.begun()
@@ -105,38 +110,55 @@ class Tail:
         """Show what events will make of their keys that the changelog does not have yet: all that there are. Kafka has them up to
         some offsets.
 
-        Nothing is kept of that but the rows that are shown: it is always the changelog's state with the pending events on top.
+        That is folded when somebody asks for a key, and nothing is kept of it but the row that is shown: it is always the
+        changelog's state with the pending events on top.
         """
-        self._ahead = mine = self._ahead or Ahead(self.fold, self.stream, self.types)
-        mine.forget()
+        self._ahead = self._ahead or Ahead(self.fold, self.stream, self.types)
+        self._ahead.forget()
         self._stale.clear()
-        self._lay(mine, mine.add(events), ahead, None)
+        self.more(events, ahead)
 
     def more(self, events: pa.Table, ahead: dict[str, int]) -> None:
         """Show some more, besides those of before."""
         assert self._ahead
         touched = self._ahead.add(events)
-        self._lay(self._ahead, touched, ahead, touched)
+        self.snapshot.pend(touched, ahead)
+        self._settle(self._hot_of(touched))
 
     def cover(self, offsets: Mapping[int, int], ahead: dict[str, int]) -> None:
-        """The changelog has what is before some offsets, by partition: show the others on top of what it has made of it. Only of the
-        keys that this touches is anything folded again."""
+        """The changelog has what is before some offsets, by partition: show the others on top of what it has made of it. Only the
+        keys that this touches are folded again."""
         assert self._ahead
-        touched = list({**self._stale, **dict.fromkeys(self._ahead.cover(offsets))})
+        touched = {**self._stale, **dict.fromkeys(self._ahead.cover(offsets))}
         self._stale.clear()
-        self._lay(self._ahead, self._ahead.among(touched), ahead, touched)
+        left = self._ahead.among(touched)
+        self.snapshot.pend(left, ahead, touched.keys() - left)
+        self._settle(self._hot_of(left))
 
-    def _lay(self, mine: Ahead, keys: Sequence[Key], ahead: dict[str, int], of: Sequence[Key] | None) -> None:
-        """Show keys that have pending events: all that are, or all ``of`` some."""
-        if not keys:
-            self.snapshot.lay((), (), {}, {}, ahead, of)
+    def settle(self, keys: Iterable[Key]) -> None:
+        """Fold what is pending of some keys, where that is not done, and show it. Where it was one, what comes for it in the next
+        time is folded at once: many keys together take hardly longer than one, and who asks again need not wait."""
+        wanted = [key for key in dict.fromkeys(keys) if key in self.snapshot.stale]
+        if len(wanted) == 1:
+            if len(self._hot) == HOT:
+                self._hot.clear()
+            self._hot[wanted[0]] = time.monotonic() + HOT_SECONDS
+        self._settle(wanted)
+
+    def _hot_of(self, keys: Iterable[Key]) -> list[Key]:
+        now = time.monotonic()
+        return [key for key in keys if self._hot.get(key, now) > now]
+
+    def _settle(self, wanted: Sequence[Key]) -> None:
+        if not wanted:
             return
-        events = mine.of(keys)
-        spots, rows = self.snapshot.present(keys)
-        found = mine.rows(events, pa.table(rows))
+        assert self._ahead
+        events = self._ahead.of(wanted)
+        spots, rows = self.snapshot.present(wanted)
+        found = self._ahead.rows(events, pa.table(rows))
         if pc.any(found["_conflict"]).as_py():
-            found = self._again(keys, rows, events)
-        self.snapshot.lay(*self._split(found), spots, ahead, of)
+            found = self._again(wanted, rows, events)
+        self.snapshot.lay(wanted, *self._split(found), spots)
 
     def close(self) -> None:
         """Drop the fold's tables."""
