@@ -15,16 +15,19 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from flask import Flask
 from granian import Granian
 from granian.constants import Interfaces
 from granian.log import LogLevels
 
-from api import create_app, duck, metrics, tokens
+from api import duck, tokens
 from statehouse import logs
 from statehouse.config import Config
 from statehouse.errors import ConfigError, StatehouseError
+
+if TYPE_CHECKING:
+    from flask import Flask
 
 # More than may wait for Kafka, for the first of repeats, for a write with `after` and for the lake, and hold streams of changes,
 # all together: a point read always finds one.
@@ -71,7 +74,7 @@ def serve(config: Config, host: str = "127.0.0.1", port: int = 8080, workers: in
     threading.Thread(target=_announce, args=(host, port), daemon=True).start()
     loader = functools.partial(application, config)
     with tempfile.TemporaryDirectory(prefix="statehouse-metrics-") as folder:
-        os.environ[metrics.FOLDER] = folder  # read by the workers when they are started
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder  # read by the workers when they are started
         for name, value in ALLOCATORS.items():
             os.environ.setdefault(name, value)
         server.serve(target_loader=loader, wrap_loader=False)
@@ -84,11 +87,13 @@ def application(config: Config) -> Flask:
     # It ends without tidying up: granian's threads end at the same time, and take their DuckDB cursors with them,
     # which the interpreter's own end now and then turned into an abort ("terminate called without ...").
     atexit.register(os._exit, 0)
-    # A thread that waits for its turn with the interpreter asks for it every so often: the default of 5 ms is shorter than many
-    # a request, which it would only interrupt.
-    sys.setswitchinterval(0.02)
+    # A thread that waits for its turn with the interpreter asks for it every so often. A round of the topic's reader needs some fifteen
+    # turns, and would have to wait the default of 5 ms for each where a commit of the changelog is folded at the same time.
+    sys.setswitchinterval(0.001)
     # With it DuckDB reads a table of Arrow's through a scanner, to leave out columns: twice the time of a few rows.
     sys.modules["pyarrow.dataset"] = None  # type: ignore[assignment]  # it is not to be had
+    from api.app import create_app  # only a worker has to have all of it
+
     app = create_app(config)
     _on_signal(
         app.extensions["statehouse"].replica.stop

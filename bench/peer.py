@@ -1,8 +1,12 @@
-"""Kafka Streams, for comparison in the same run: ``Peer.java``, its jars fetched once with pyspark's Ivy (93 MB)."""
+"""Kafka Streams, for comparison in the same run: ``Peer.java`` and ``PeerReads.java``, its jars fetched once with pyspark's Ivy
+(93 MB)."""
 
 from __future__ import annotations
 
 import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyspark
@@ -30,6 +34,29 @@ def jars() -> Path:
 
 def measured(folder: Path, bootstrap: str, guarantee: str, events: int) -> tuple[float, float]:
     """Sum the events of the topic ``t``: seconds from the start of the process to its end, and seconds of the processor."""
-    words = ["java", "-Xmx3g", "-cp", f"{jars()}/*", str(Path(__file__).with_name("Peer.java"))]
-    took, _, spent = watched([*words, bootstrap, "t", str(folder / "peer"), guarantee, str(events)], folder)
+    took, _, spent = watched(
+        [*_java("Peer.java"), bootstrap, "t", str(folder / "peer"), guarantee, str(events)], folder
+    )
     return took, spent
+
+
+@contextmanager
+def serving(folder: Path, bootstrap: str, keys: int) -> Iterator[tuple[str, float]]:
+    """Serve the newest values of the topic ``t``, which has that many keys: the address, and seconds from the start of the process
+    until it has them all."""
+    words = [*_java("PeerReads.java"), bootstrap, "t", str(folder / "peer"), str(keys)]
+    began = time.monotonic()
+    with (folder / "peer.log").open("ab") as log:
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+    assert process.stdin and process.stdout
+    try:
+        port = process.stdout.readline().strip()
+        yield f"http://127.0.0.1:{port}", time.monotonic() - began
+    finally:
+        process.stdin.close()
+        process.wait()
+
+
+def _java(source: str) -> list[str]:
+    # The JDK's server delays small answers otherwise.
+    return ["java", "-Xmx3g", "-Dsun.net.httpserver.nodelay=true", "-cp", f"{jars()}/*", str(Path(__file__).with_name(source))]

@@ -2,13 +2,15 @@
 
 A state table of that many keys is written, `statehouse serve` started on it, and wrk asks for random keys over eight
 connections, on the same machine: beside a handler that does nothing (`/healthz`) in the same run, to compare with. With
-`replica: disk` the first process reads the table and leaves its file, the second maps it.
+`replica: disk` the first process reads the table and leaves its file, the second maps it. Then the same keys in Kafka Streams
+(:mod:`bench.peer`), restored from their topic, and with what it has on disk.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,10 +19,13 @@ import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
+from confluent_kafka import Producer
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 
 from api import duck
+from bench import peer
 from bench.soak import memory
+from demo.broker import Broker
 from statehouse.config import load
 from statehouse.fold import Rule
 from statehouse.tables import DEFINITION, POSITION, definition_of, table
@@ -31,9 +36,10 @@ streams:
 stores:
   total: {stream: s, key: key, value: n, reduce: sum}
 """
+OURS, PEERS = "/stores/total/keys/", "/keys/"
 LUA = """
 math.randomseed(os.time())
-request = function() return wrk.format("GET", "/stores/total/keys/key-" .. math.random(0, %d)) end
+request = function() return wrk.format("GET", "%skey-" .. math.random(0, %d)) end
 """
 
 
@@ -80,12 +86,38 @@ def ready(url: str, key: str, began: float) -> float:
     return time.monotonic() - began
 
 
+def kafka_streams(folder: Path, keys: int) -> None:
+    """The same figures of it."""
+    script = folder / "peer.lua"
+    script.write_text(LUA % (PEERS, keys - 1))
+    with Broker(folder / "kafka", partitions=2) as broker:
+        producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 50})
+        for i in range(keys):
+            value = f'{{"key":"key-{i}","value":{i % 1_000_000},"event_time":"2024-01-01T00:00:00Z"}}'
+            while True:
+                try:
+                    producer.produce("t", key=f"key-{i}", value=value)
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+        if producer.flush(60):
+            raise SystemExit("Kafka did not take all of the keys")
+        with peer.serving(folder, broker.bootstrap, keys):  # reads it all once, so that there is something to restore
+            pass
+        shutil.rmtree(folder / "peer")
+        for what in ("restored", "from its disk"):
+            time.sleep(10)  # until the group has forgotten the last process
+            with peer.serving(folder, broker.bootstrap, keys) as (url, took):
+                print(f"Kafka Streams, {what}: ready after {took:.1f} s (load {os.getloadavg()[0]:.1f})")
+                print(f"  point reads  {wrk(url, script)}", flush=True)
+
+
 def main(keys: int = 1_000_000) -> None:
     """Print a line for each figure."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "statehouse.yaml").write_text(CONFIG)
-        (folder / "keys.lua").write_text(LUA % (keys - 1))
+        (folder / "keys.lua").write_text(LUA % (OURS, keys - 1))
         write(folder, keys)
         print(f"{keys} keys")
         for replica, workers in (("memory", 1), ("memory", 2), ("disk", 1), ("disk", 1), ("disk", 2)):
@@ -110,6 +142,7 @@ def main(keys: int = 1_000_000) -> None:
             finally:
                 process.terminate()
                 process.wait()
+        kafka_streams(folder, keys)
 
 
 if __name__ == "__main__":

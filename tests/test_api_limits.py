@@ -20,7 +20,8 @@ from flask.testing import FlaskClient
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from api import WAITS, changes, create_app, idempotency, lake, producer, server
+from api import changes, create_app, idempotency, lake, producer, server
+from api.app import WAITS
 from api.lake import WAITING, Lake
 from api.rate import Rate
 from tests.test_api_bulk import post
