@@ -10,14 +10,13 @@ import pyarrow as pa
 import sqlglot
 from sqlglot import exp
 
-from api.duck import quoted
+from api.duck import quoted, selected
 from api.fold import GUARD, Fold
 from api.overlay import Key, Rows, keys_of
 from api.prepared import Bag, Prepared, cursor
 from api.snapshot import casts
 from statehouse.config import Stream
 from statehouse.fold import Rule
-from statehouse.fold import quoted as spark_quoted
 from statehouse.tables import changelog_columns
 from statehouse.transpile import to_duckdb
 
@@ -30,6 +29,16 @@ def changed(rule: Rule, types: Mapping[str, str], made: str) -> str:
     return f"SELECT {casts(dict(types))}, _present, _conflict FROM {made} WHERE {whole}"
 
 
+def keyed(rule: Rule, types: Mapping[str, str]) -> dict[str, str]:
+    """Which key of a store an event is of, null where of none: an expression in DuckDB's words for each of its columns, by the name
+    that :class:`Ahead` looks for. ``types`` are the state's; there are none of one that cannot be folded."""
+    if not types:
+        return {}
+    keys = (f"CASE WHEN {rule.concerned(GUARD)} THEN {key} END" for key in rule.key_of(GUARD))
+    named = zip(rule.key_columns, map(to_duckdb, keys), strict=True)
+    return {f"_key of {rule.store.name}: {name}": f"CAST({key} AS {types[name]})" for name, key in named}
+
+
 class Ahead:
     """Of one tail; ``types`` are the state's columns in DuckDB. Raises sqlglot's or DuckDB's errors as a fold does."""
 
@@ -37,10 +46,9 @@ class Ahead:
         self._db, self._fold, self._types = cursor(fold.db), fold, types
         rule, columns = fold.rule, changelog_columns(stream)
         self._events, self._before = Bag(self._db, EVENTS, columns), Bag(self._db, BEFORE, rule.state_columns)
-        keys = (f"CASE WHEN {rule.concerned(GUARD)} THEN {key} END" for key in rule.key_of(GUARD))
-        named = ", ".join(f"{key} AS {spark_quoted(name)}" for key, name in zip(keys, rule.key_columns, strict=True))
-        kept = casts({name: types[name] for name in rule.key_columns})
-        self._keys = Prepared(self._db, "_keys", f"SELECT {kept} FROM ({to_duckdb(f'SELECT {named} FROM {EVENTS}')})")
+        found = keyed(rule, types)
+        self._names, self._columns = list(found), list(columns)
+        self._keys = Prepared(self._db, "_keys", f"SELECT {selected(found)} FROM {EVENTS}")
         self._rows = {False: self._combined(None)}  # by whether there are tombstones
         self.forget()
 
@@ -53,15 +61,17 @@ class Ahead:
         ] = {}  # of each partition the offsets, their numbers and keys
 
     def add(self, new: pa.Table) -> list[Key]:
-        """Some events are pending, too; the keys that they touch, without windows."""
+        """Some events are pending, too, with their :func:`keyed` or without; the keys that they touch, without windows."""
         if not new.num_rows:
             return []
-        self._events.put(new)
+        found = new
+        if self._names[0] not in new.column_names:
+            self._events.put(new)
+            found = self._keys.rows()
         first = self._pending.end
-        self._pending = self._pending.added({name: new[name].combine_chunks() for name in new.column_names})
-        places = zip(
-            keys_of(self._keys.rows().columns), new["_partition"].to_pylist(), new["_offset"].to_pylist(), strict=True
-        )
+        self._pending = self._pending.added({name: new[name].combine_chunks() for name in self._columns})
+        keys = keys_of(found[name] for name in self._names)
+        places = zip(keys, new["_partition"].to_pylist(), new["_offset"].to_pylist(), strict=True)
         touched: dict[Key, None] = {}
         for number, (key, partition, offset) in enumerate(places, first):
             if None not in key:
@@ -93,7 +103,7 @@ class Ahead:
     def of(self, keys: Iterable[Key]) -> pa.Table:
         """The pending events of keys that have some."""
         numbers = [number for key in keys for number in self._of[key]]
-        return pa.table(self._pending.take(numbers, self._events.rows.column_names))
+        return pa.table(self._pending.take(numbers, self._columns))
 
     def rows(self, events: pa.Table, before: pa.Table) -> pa.Table:
         """What events make of the rows ``before`` of their keys: the state's columns, ``_present``, and whether a key has to be

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 from confluent_kafka import Message
 
-from api.duck import literal, quoted
+from api.duck import literal, quoted, selected
 from api.fold import GUARD
 from api.prepared import Bag, Prepared
 from statehouse.config import Column, Stream
@@ -78,15 +78,22 @@ def _decoded(found: bytes | str | None) -> str | None:
 
 class Parser:
     """Of one stream, for a cursor of its own; ``rules`` are those of its stores that are known, and ``stores`` the names of all.
+    ``more``: further columns of the rows, by name, in DuckDB's words.
 
     Raises sqlglot's errors where the stream's time has no words in DuckDB.
     """
 
     def __init__(
-        self, db: duckdb.DuckDBPyConnection, stream: Stream, rules: Iterable[Rule], stores: Sequence[str]
+        self,
+        db: duckdb.DuckDBPyConnection,
+        stream: Stream,
+        rules: Iterable[Rule],
+        stores: Sequence[str],
+        more: Mapping[str, str] | None = None,
     ) -> None:
         self._records = Bag(db, "_records", RECORDS)
-        self._query = Prepared(db, "_parsed", _query(stream, list(rules), stores, "_records"))
+        parsed = f"({_query(stream, list(rules), stores, '_records')})"
+        self._query = Prepared(db, "_parsed", f"SELECT *, {selected(more)} FROM {parsed}" if more else parsed)
 
     def parse(self, found: pa.Table) -> pa.Table:
         """The rows for the changelog of those records that are not refused."""

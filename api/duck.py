@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
 
 import duckdb
@@ -10,6 +11,11 @@ import duckdb
 from statehouse.errors import StatehouseError
 
 WRONG = ("1.5.1", "1.5.2")  # they give wrong rows where a filter is on a partition column
+
+
+def selected(expressions: Mapping[str, str]) -> str:
+    """A select list of expressions by the names that they get."""
+    return ", ".join(f"{made} AS {quoted(name)}" for name, made in expressions.items())
 
 
 def quoted(name: str) -> str:

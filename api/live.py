@@ -25,6 +25,7 @@ import pyarrow as pa
 import sqlglot
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, TopicPartition
 
+from api.ahead import keyed
 from api.arrivals import Parser, records
 from api.overlay import Key
 from api.prepared import cursor
@@ -33,6 +34,7 @@ from api.tail import Tail
 from statehouse.config import Config, Stream
 from statehouse.fold import Rule
 from statehouse.kafka import librdkafka
+from statehouse.tables import changelog_columns
 
 IDLE = 0.2  # seconds to wait for a first event
 WAIT, LONGEST = 0.003, 0.02  # and then for more of them: half as long as the last ones took
@@ -69,7 +71,8 @@ class Live:
         self.state = OFF
         self._config, self._stream, self._stores, self._wake = config, stream, stores, wake
         self._db = cursor(db)
-        self._parser: tuple[list[Rule], Parser] | None = None
+        self._parser: tuple[list[tuple[Rule, dict[str, str]]], Parser] | None = None
+        self._columns = list(changelog_columns(stream))
         self._pending: pa.Table | None = None
         self._since: dict[int, int] = {}  # what is pending is all that came from here on, by partition
         self._next: dict[int, int] = {}  # up to what is read of the topic
@@ -108,10 +111,13 @@ class Live:
             return
         new = self._parse(found)
         with self.lock:
+            if self._parser and self._parser[0] != self._known():  # another one took a store's place meanwhile
+                new = self._parse(found)
             places = zip(found["_partition"].to_pylist(), found["_offset"].to_pylist(), strict=True)
             self._next.update({partition: offset + 1 for partition, offset in places})
             self._seen = found["_timestamp"][-1].value / 1000
-            self._pending = new if self._pending is None else _joined(self._pending, new)
+            plain = new.select(self._columns)
+            self._pending = plain if self._pending is None else _joined(self._pending, plain)
             for store in self._stores:
                 self._lay(store.snapshot, store.tail, store.covered, new)
         self._wake()
@@ -136,11 +142,19 @@ class Live:
         }
 
     def _parse(self, found: pa.Table) -> pa.Table:
-        rules = [store.snapshot.rule for store in self._stores if store.snapshot.rule]
-        if self._parser is None or self._parser[0] != rules:
+        known = self._known()
+        if self._parser is None or self._parser[0] != known:
             names = [store.name for store in self._config.stores_of(self._stream.name)]
-            self._parser = rules, Parser(self._db, self._stream, rules, names)
+            more: dict[str, str] = {}
+            for rule, types in known:
+                more |= keyed(rule, types)
+            self._parser = known, Parser(self._db, self._stream, [rule for rule, _ in known], names, more)
         return self._parser[1].parse(found)
+
+    def _known(self) -> list[tuple[Rule, dict[str, str]]]:
+        """The stores' rules, and the types of the states that are folded on; of the others none."""
+        stores = ((store.snapshot, store.tail) for store in self._stores)
+        return [(found.rule, found.types if tail else {}) for found, tail in stores if found.rule]
 
     def _trim(self) -> None:
         """Forget what every store has by the changelog."""
@@ -171,9 +185,9 @@ class Live:
             else:
                 tail.cover(covered, ahead)
 
-    def _settle(self, snapshot: Snapshot, tail: Tail, keys: Sequence[Key]) -> None:
+    def _settle(self, snapshot: Snapshot, tail: Tail, keys: Sequence[Key], others: Sequence[Key]) -> None:
         with self.lock, self._shown(snapshot):
-            tail.settle(keys)
+            tail.settle(keys, others)
 
     @contextmanager
     def _shown(self, snapshot: Snapshot) -> Iterator[None]:

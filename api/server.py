@@ -87,9 +87,9 @@ def application(config: Config) -> Flask:
     # It ends without tidying up: granian's threads end at the same time, and take their DuckDB cursors with them,
     # which the interpreter's own end now and then turned into an abort ("terminate called without ...").
     atexit.register(os._exit, 0)
-    # A thread that waits for its turn with the interpreter asks for it every so often. A round of the topic's reader needs some fifteen
-    # turns, and would have to wait the default of 5 ms for each where a commit of the changelog is folded at the same time.
-    sys.setswitchinterval(0.001)
+    # A thread that waits for its turn with the interpreter asks for it every so often: the default of 5 ms is shorter than many
+    # a request, which it would only interrupt.
+    sys.setswitchinterval(0.02)
     # With it DuckDB reads a table of Arrow's through a scanner, to leave out columns: twice the time of a few rows.
     sys.modules["pyarrow.dataset"] = None  # type: ignore[assignment]  # it is not to be had
     from api.app import create_app  # only a worker has to have all of it

@@ -58,5 +58,5 @@ def serving(folder: Path, bootstrap: str, keys: int) -> Iterator[tuple[str, floa
 
 
 def _java(source: str) -> list[str]:
-    # The JDK's server delays small answers otherwise.
-    return ["java", "-Xmx3g", "-Dsun.net.httpserver.nodelay=true", "-cp", f"{jars()}/*", str(Path(__file__).with_name(source))]
+    nodelay = "-Dsun.net.httpserver.nodelay=true"  # the JDK's server waits with small answers otherwise
+    return ["java", "-Xmx3g", nodelay, "-cp", f"{jars()}/*", str(Path(__file__).with_name(source))]

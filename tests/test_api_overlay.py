@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import duckdb
 import numpy as np
 import pyarrow as pa
-from hypothesis import given, settings
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from api.overlay import ABSENT, SPARE, Overlay, Rows, Spot
+from api.snapshot import MANY, SEARCHED, of_table
+from statehouse.fold import Rule
+from tests.lakes import written
 
 
 def some(values: list[int]) -> dict[str, pa.Array]:
@@ -55,3 +60,25 @@ def test_rows_that_nobody_refers_to_are_dropped():
         for spot in (overlay.spots["key",], overlay.truth(("other",))):
             columns, place = overlay.rows.row(spot.row)
             assert columns["n"][place].as_py() == value
+
+
+@pytest.mark.parametrize(
+    ("spark", "duck"), [("STRING", "VARCHAR"), ("BIGINT", "BIGINT"), ("DECIMAL(9,2)", "DECIMAL(9,2)")]
+)
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sets(st.integers(0, 300)), st.lists(st.integers(0, 300), min_size=MANY))
+def test_many_keys_are_where_each_is_by_itself(lake, spark, duck, there, asked):
+    """In the version, before its first row, between two, after its last; of keys that Arrow searches for, and of others."""
+
+    def keys(numbers):  # texts of one to four bytes a letter, in DuckDB's order
+        text = "CAST(['a', 'é', '€', '😀'][1 + n % 4] || n AS VARCHAR)" if duck == "VARCHAR" else f"CAST(n AS {duck})"
+        return duckdb.sql(f"SELECT {text} AS key FROM (SELECT unnest({list(numbers)}::INT[]) AS n)")
+
+    rule = Rule(written(lake).stores["total"], (spark,), "BIGINT")
+    version = of_table(keys(there).order("key").to_arrow_table(), rule, {"key": duck})
+    wanted = [(value,) for (value,) in keys(asked).fetchall()]
+    known = [Spot(0, False, 7) if number % 5 == 0 else None for number in asked]
+    assert version._spots(wanted, known) == [
+        spot or version._spot(key) for key, spot in zip(wanted, known, strict=True)
+    ]
+    assert any(kind(version.columns["key"].type) for kind in SEARCHED) == (duck != "DECIMAL(9,2)")
