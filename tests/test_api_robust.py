@@ -228,6 +228,14 @@ def test_the_jobs_are_gone(stage: Stage) -> None:
         status, answer, _ = Client(stage.port).ask(logged)
         assert status == 200, answer
         stage.stopped()
+        last = DeltaTable(str(stage.folder / "lake/state/merged")).version()
+
+        def seen() -> (
+            bool
+        ):  # by both workers: one that has not seen the last merge yet would say that it is further behind
+            return all(stage.status("merged")["version"] == last for _ in range(8))
+
+        wait(seen, 60, what="the last merge")
         found = stage.status("merged")
         if found["lag_ms"] == 0:  # the merge was faster
             stage.running()
