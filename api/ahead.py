@@ -56,9 +56,8 @@ class Ahead:
         """Nothing is pending."""
         self._pending = Rows()
         self._of: dict[Key, list[int]] = {}  # the numbers of each key's events
-        self._places: dict[
-            int, deque[tuple[int, int, Key]]
-        ] = {}  # of each partition the offsets, their numbers and keys
+        # Of each partition the offsets, in order, with their numbers and keys.
+        self._places: dict[int, deque[tuple[int, int, Key]]] = {}
 
     def add(self, new: pa.Table) -> list[Key]:
         """Some events are pending, too, with their :func:`keyed` or without; the keys that they touch, without windows."""

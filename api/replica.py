@@ -313,6 +313,7 @@ class Replica:
         followed.recent.add(snapshot, snapshot.position or 0, gone)
         if old:
             before.settle()  # for those who have it in hand
+            before.fold = None  # or the two would hold each other, and their memory, until Python looks for such
             old.close()
         return True
 

@@ -177,8 +177,9 @@ class Snapshot:
                 self._settle(found[first : first + AT_ONCE])
 
     def _settle(self, keys: Sequence[Key], others: Sequence[Key] = ()) -> None:
-        if keys and self.fold:
-            self.fold(keys, others)
+        fold = self.fold  # once: it is taken away with the last of what is to be folded
+        if keys and fold:
+            fold(keys, others)
 
     @property
     def place(self) -> str:

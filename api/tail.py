@@ -59,9 +59,8 @@ class Tail:
         self.fold = Fold(self.db, self.rule, self.name)
         self._ahead: Ahead | None = None
         self._stale: dict[Key, None] = {}  # keys that were changed since what is pending was put on top of them
-        self._hot: dict[
-            Key, float
-        ] = {}  # keys that were read of late, and until when they are folded without being asked
+        # Keys that were read of late, and until when they are folded without being asked.
+        self._hot: dict[Key, float] = {}
         self._anew: Fold | None = None
         self.ready = False  # whether it can go on
         self.begun()

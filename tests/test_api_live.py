@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import gc
 import json
 import random
+import weakref
 from typing import Any
 
 import duckdb
@@ -256,6 +258,21 @@ def test_an_event_that_is_not_taken_is_covered_when_it_was_read(lake):
     event = topic.events[0][0]
     event.unseen = True
     topic.live.arrived(arrivals.table([event.sent()]))
+    topic.check(whole=True)
+
+
+def test_a_version_that_was_replaced_gives_its_memory_back(lake):
+    topic = Topic(written(lake), random.Random(1))
+    topic.live.arrived(arrivals.table([event.sent() for event in topic.events[0][:20]]))
+    followed = topic.replica._stores["total"]
+    assert followed.snapshot.stale
+    old, mark = weakref.ref(followed.snapshot), followed.log.newest()
+    gc.disable()  # it may be hundreds of megabytes: not only when Python looks for what holds each other
+    try:
+        assert topic.replica._replace(followed, topic.replica._base(followed, mark, True), mark)
+        assert old() is None
+    finally:
+        gc.enable()
     topic.check(whole=True)
 
 
