@@ -9,6 +9,7 @@ places than this machine's file system.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
@@ -33,6 +34,14 @@ KINDS = {
 def pin(db: duckdb.DuckDBPyConnection, path: str, version: int, name: str) -> str:
     """Make a table's version a view of that name, until :func:`unpin`; gives the name as SQL writes it. Whatever is committed
     meanwhile, it is that version. Raises deltalake's or DuckDB's error where it is gone."""
+    return next(parts(db, path, version, name))
+
+
+def parts(
+    db: duckdb.DuckDBPyConnection, path: str, version: int, name: str, at_once: int | None = None
+) -> Iterator[str]:
+    """The same, but the view is of so many of the version's files at once, one part after the other: what DuckDB needs for a
+    query, and keeps of its memory, grows with the files of it."""
     view = quoted(name)
     delta = DeltaTable(path, version=version)
     files = list(delta.get_add_actions().column("path").to_pylist())
@@ -40,19 +49,22 @@ def pin(db: duckdb.DuckDBPyConnection, path: str, version: int, name: str) -> st
         how = f"TYPE delta, READ_ONLY, PIN_SNAPSHOT, VERSION {int(version)}"
         db.execute(f"ATTACH {literal(path)} AS {quoted(f'{name}@')} ({how})")
         db.execute(f"CREATE OR REPLACE TEMP VIEW {view} AS SELECT * FROM {quoted(f'{name}@')}")
-        return view
+        yield view
+        return
     fields = json.loads(delta.schema().to_json())["fields"]
     columns = [(quoted(f["name"]), _kind(f["type"])) for f in fields]
     # Of no rows, but with every column: also of a file that is older than one of them.
     none = ", ".join(f"CAST(NULL AS {kind}) AS {column}" for column, kind in columns)
-    rows = f"SELECT * FROM (SELECT {none}) WHERE FALSE"
-    if files:
-        places = ", ".join(literal(f"{path}/{unquote(file)}") for file in files)
-        how = "union_by_name = true, hive_partitioning = false"
-        rows += f" UNION ALL BY NAME SELECT * FROM read_parquet([{places}], {how})"
     made = ", ".join(f"CAST({column} AS {kind}) AS {column}" for column, kind in columns)
-    db.execute(f"CREATE OR REPLACE TEMP VIEW {view} AS SELECT {made} FROM ({rows})")
-    return view
+    step = at_once or len(files) or 1
+    for first in range(0, len(files) or 1, step):
+        rows = f"SELECT * FROM (SELECT {none}) WHERE FALSE"
+        if some := files[first : first + step]:
+            places = ", ".join(literal(f"{path}/{unquote(file)}") for file in some)
+            how = "union_by_name = true, hive_partitioning = false"
+            rows += f" UNION ALL BY NAME SELECT * FROM read_parquet([{places}], {how})"
+        db.execute(f"CREATE OR REPLACE TEMP VIEW {view} AS SELECT {made} FROM ({rows})")
+        yield view
 
 
 def unpin(db: duckdb.DuckDBPyConnection, name: str) -> None:

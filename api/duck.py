@@ -29,10 +29,11 @@ def literal(text: str) -> str:
 
 
 def connect(
-    version: str = duckdb.__version__, root: str | None = None, threads: int | None = None
+    version: str = duckdb.__version__, root: str | None = None, threads: int | None = None, footers: bool = False
 ) -> duckdb.DuckDBPyConnection:
     """A new in-memory database that can attach Delta tables; its times are UTC. With a ``root`` on a file system no SQL
-    gets at any other file, and nothing can be loaded or set any more."""
+    gets at any other file, and nothing can be loaded or set any more. With ``footers`` it remembers what it has read of
+    every file: 25 KiB each."""
     if version in WRONG:
         raise StatehouseError(
             f"found DuckDB {version}, which reads wrong rows from partitioned Delta tables: pip install 'duckdb==1.5.5'"
@@ -49,7 +50,8 @@ def connect(
         raise StatehouseError(
             f"DuckDB {version} has no delta extension ({reason}): pip install 'duckdb-extension-delta=={version}'"
         ) from None
-    connection.execute("SET parquet_metadata_cache = true")  # a lake's files do not change
+    if footers:
+        connection.execute("SET parquet_metadata_cache = true")  # a lake's files do not change
     connection.execute("SET arrow_large_buffer_size = true")  # a column of strings may have more than 2 GiB
     if root is not None and "://" not in root:  # elsewhere DuckDB loads what reads the store when it first has to
         connection.execute("SET enable_external_file_cache = false")  # the machine's own has them

@@ -1,7 +1,7 @@
 """Reads of the lake itself, for what the replica does not hold: a key's history, the past, what was refused.
 
 Each scans a table, so they are for a person's question and not for traffic: one at a time, with a connection of
-their own that is made anew every so often, as DuckDB keeps what it has learnt of every file. Only so many may wait for their
+their own that is made anew every so often, as DuckDB's extension leaks a little with each. Only so many may wait for their
 turn, and none takes longer than ``api: max_time``, waiting included.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from typing import TypeVar
 
@@ -19,7 +19,7 @@ from deltalake.exceptions import DeltaError
 from sqlglot import exp
 
 from api import duck
-from api.delta import pin, unpin
+from api.delta import parts, pin, unpin
 from api.duck import literal, quoted
 from api.feed import batches
 from api.fold import GUARD, Fold
@@ -33,6 +33,7 @@ from statehouse.tables import LOADED, opened, table
 from statehouse.transpile import to_duckdb
 
 SCANS = 500  # of one connection
+FILES = 64  # of a changelog that are read at once
 VERSIONS, MOST = 10_000, 1_000_000  # of the changelog that are read to tell what changed: some seconds
 WAITING = 32  # requests that wait for their turn
 AGAIN = 0.05  # seconds between interruptions: one that comes between two queries is lost
@@ -104,43 +105,39 @@ class Lake:
         # What looks through all of a changelog does not keep others waiting.
         self._changelogs, self._tables = Lane(config), Lane(config)
 
-    def history(
-        self, snapshot: Snapshot, parts: Sequence[str], before: int | None, limit: int
-    ) -> tuple[list[Row], int]:
+    def history(self, snapshot: Snapshot, key: Sequence[str], before: int | None, limit: int) -> tuple[list[Row], int]:
         """The events of a key, newest first, before an order key where one is given: what the store makes of each. And the
         position that this reflects."""
         assert snapshot.rule is not None
         rule = _unwindowed(snapshot.rule)
         bound = f"_order < {int(before)}" if before is not None else "TRUE"
 
-        def read(db: duckdb.DuckDBPyConnection, changelog: str) -> pa.Table:
-            events = self._events(db, rule, snapshot, parts, changelog)
+        def read(db: duckdb.DuckDBPyConnection) -> pa.Table:
             return db.execute(
                 f"SELECT _order, CAST(_event_time AS TIMESTAMP) AS event_time, _op AS op, _agent AS agent, _value AS value "
-                f"FROM {events} WHERE {bound} ORDER BY _order DESC LIMIT {int(limit)}"
+                f"FROM {EVENTS} WHERE {bound} ORDER BY _order DESC LIMIT {int(limit)}"
             ).to_arrow_table()
 
-        found, position = self._read(snapshot, read)
+        found, position = self._read(snapshot, rule, key, read)
         rows = found.to_pylist(maps_as_pydicts="strict")
         return [{**row, "_order": int(row["_order"]), **_coordinates(int(row["_order"]))} for row in rows], position
 
-    def at(self, snapshot: Snapshot, parts: Sequence[str], moment: dt.datetime) -> tuple[Row | None, int]:
+    def at(self, snapshot: Snapshot, key: Sequence[str], moment: dt.datetime) -> tuple[Row | None, int]:
         """The state of a key as its events up to an event time (naive, UTC) make it, and the position that this reflects."""
         rule = snapshot.rule
         assert rule is not None
 
-        def read(db: duckdb.DuckDBPyConnection, changelog: str) -> pa.Table:
-            events = self._events(db, rule, snapshot, parts, changelog)
-            db.execute(f"DELETE FROM {events} WHERE _event_time > {literal(moment.isoformat())}::TIMESTAMPTZ")
-            made = Fold(db, rule, "at").alone(events)
+        def read(db: duckdb.DuckDBPyConnection) -> pa.Table:
+            db.execute(f"DELETE FROM {EVENTS} WHERE _event_time > {literal(moment.isoformat())}::TIMESTAMPTZ")
+            made = Fold(db, rule, "at").alone(EVENTS)
             rows = f"SELECT {casts(snapshot.types)} FROM {quoted(made)} WHERE _present ORDER BY ALL"
             return db.execute(rows).to_arrow_table()
 
-        found, position = self._read(snapshot, read)
-        return of_table(found, rule, snapshot.types).get(parts), position
+        found, position = self._read(snapshot, rule, key, read)
+        return of_table(found, rule, snapshot.types).get(key), position
 
     def version(
-        self, store: Store, parts: Sequence[str], snapshot: Snapshot, version: int
+        self, store: Store, key: Sequence[str], snapshot: Snapshot, version: int
     ) -> tuple[Row | None, int | None]:
         """The state of a key as a version of the table has it, and that version's position."""
         newest = opened(table(self.config, "state", store.name))
@@ -149,11 +146,11 @@ class Lake:
             raise DeltaError(f"state/{store.name} has no version {version} yet")
 
         def read(db: duckdb.DuckDBPyConnection) -> Snapshot:
-            self._want(db, snapshot, parts)
+            self._want(db, snapshot, key)
             return load(db, self.config, store, version, WANTED)
 
         found = self._tables.ask(read)
-        return found.get(parts), found.position
+        return found.get(key), found.position
 
     def quarantine(self, stream: str, before: tuple[int, int] | None, limit: int) -> list[Row]:
         """What was refused of a stream, newest first by partition and offset."""
@@ -210,33 +207,35 @@ class Lake:
         return keys_of(self._changelogs.ask(read).columns)
 
     def _read(
-        self, snapshot: Snapshot, read: Callable[[duckdb.DuckDBPyConnection, str], pa.Table]
+        self, snapshot: Snapshot, rule: Rule, key: Sequence[str], read: Question[pa.Table]
     ) -> tuple[pa.Table, int]:
-        """What a query of the changelog at the snapshot's position gives, and the position. Where the files of that version
-        are gone, since it was compacted and vacuumed, the newest one is asked."""
+        """What a query of a key's events, the table :data:`EVENTS`, gives, by the changelog at the snapshot's position; and the
+        position. Where the files of that version are gone, since it was compacted and vacuumed, the newest one is asked."""
         assert snapshot.rule is not None and snapshot.position is not None
         position, stream = snapshot.position, self.config.streams[snapshot.rule.store.stream]
 
-        def pinned(db: duckdb.DuckDBPyConnection) -> pa.Table:
+        def asked(db: duckdb.DuckDBPyConnection) -> pa.Table:
+            self._want(db, snapshot, key)
+            how = f"CREATE OR REPLACE TEMP TABLE {EVENTS} AS"
             try:
-                return read(db, attach(db, self.config, stream, position))
+                for changelog in attached(db, self.config, stream, position, FILES):
+                    db.execute(f"{how} {self._events(rule, changelog)}")
+                    how = f"INSERT INTO {EVENTS}"
             finally:
                 unpin(db, CHANGELOG)
+            return read(db)
 
         while True:
             try:
-                return self._changelogs.ask(pinned), position
+                return self._changelogs.ask(asked), position
             except (duckdb.Error, DeltaError):
                 newest = opened(table(self.config, "changelog", stream.name))
                 if newest is None or newest.version() <= position:
                     raise
                 position = newest.version()
 
-    def _events(
-        self, db: duckdb.DuckDBPyConnection, rule: Rule, snapshot: Snapshot, parts: Sequence[str], changelog: str
-    ) -> str:
-        """The store's events of one key, as a table."""
-        self._want(db, snapshot, parts)
+    def _events(self, rule: Rule, changelog: str) -> str:
+        """DuckDB's SQL: the store's events of the key that is wanted."""
         keys = ", ".join(map(spark_quoted, rule.key_columns))
         # Of a key that is a column's value, only the rows that have it get through the scan.
         plain = [
@@ -245,11 +244,9 @@ class Lake:
         ]
         if plain:
             changelog = f"(SELECT * FROM {changelog} WHERE _op <> 'report' OR ({' AND '.join(plain)}))"
-        found = (
+        return to_duckdb(
             f"SELECT * FROM ({rule.project(changelog, guard=GUARD)}) WHERE ({keys}) IN (SELECT {keys} FROM {WANTED})"
         )
-        db.execute(f"CREATE OR REPLACE TEMP TABLE {EVENTS} AS {to_duckdb(found)}")
-        return EVENTS
 
     def _plain(self, rule: Rule) -> dict[str, str]:
         """The key's columns that are a column of the stream's as it is, and which."""
@@ -261,9 +258,9 @@ class Lake:
                 found[key.name] = column.name
         return found
 
-    def _want(self, db: duckdb.DuckDBPyConnection, snapshot: Snapshot, parts: Sequence[str]) -> None:
+    def _want(self, db: duckdb.DuckDBPyConnection, snapshot: Snapshot, wanted: Sequence[str]) -> None:
         assert snapshot.rule is not None
-        key = dict(zip(snapshot.rule.key_columns, snapshot.key(parts), strict=True))
+        key = dict(zip(snapshot.rule.key_columns, snapshot.key(wanted), strict=True))
         db.register("_key_asked_for", pa.table({name: [value] for name, value in key.items()}))
         columns = casts({name: snapshot.types[name] for name in key})
         db.execute(f"CREATE OR REPLACE TEMP TABLE {WANTED} AS SELECT {columns} FROM _key_asked_for")
@@ -276,9 +273,15 @@ CHANGELOG = "_changelog"
 def attach(db: duckdb.DuckDBPyConnection, config: Config, stream: Stream, version: int) -> str:
     """Pin a whole changelog as of a version, until it is unpinned; a relation in Spark's words, with the columns that
     the stream has gained."""
-    path = table(config, "changelog", stream.name)
-    pin(db, path, version, CHANGELOG)
-    return filled(CHANGELOG, stream, [row[0] for row in db.execute("DESCRIBE SELECT * FROM _changelog").fetchall()])
+    return next(attached(db, config, stream, version, None))
+
+
+def attached(
+    db: duckdb.DuckDBPyConnection, config: Config, stream: Stream, version: int, at_once: int | None
+) -> Iterator[str]:
+    """The same in parts, each of so many files of it."""
+    for part in parts(db, table(config, "changelog", stream.name), version, CHANGELOG, at_once):
+        yield filled(part, stream, [row[0] for row in db.execute(f"DESCRIBE SELECT * FROM {part}").fetchall()])
 
 
 def filled(relation: str, stream: Stream, names: list[str]) -> str:

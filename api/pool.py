@@ -38,7 +38,7 @@ class Pool:
             if used is None or used.scans >= SCANS:
                 if used:
                     used.connection.close()
-                used = _Used(connect(root=self._root))
+                used = _Used(connect(root=self._root, footers=True))
             used.scans += 1
             if used.versions.get(path) != version:
                 unpin(used.connection, path)

@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from api import delta, duck
-from api.delta import pin, unpin
+from api.delta import parts, pin, unpin
 from tests.test_api_lake import MOMENT, ORDER, TIME
 
 REPORT = pa.struct([("value", pa.int32()), ("_order", ORDER)])
@@ -65,5 +65,9 @@ def test_the_same_as_by_the_extension(tmp_path: Path, partitions: list[str], mon
             assert made == [read(version) for version in (0, 1, 2)]
         assert [len(rows) for _, rows in made] == [0, 2, 3]
         assert made[2][1][0][-1] is None and made[2][1][1][-1] == 1
+        in_parts = [
+            row for _ in parts(db, path, 2, "a name", 1) for row in db.execute('SELECT * FROM "a name"').fetchall()
+        ]
+        assert sorted(in_parts, key=str) == sorted(made[2][1], key=str)
         plain = delta._plain(DeltaTable(path), path, [])
         assert plain == (not partitions), "a partition's value is not in the files"
