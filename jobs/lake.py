@@ -35,8 +35,9 @@ QUARANTINE_COLUMNS = {
     "reason": "STRING",
     "log_time": "TIMESTAMP",
 }
+FEED = "delta.enableChangeDataFeed"
 CHANGELOG_PROPERTIES = {
-    "delta.enableChangeDataFeed": "true",
+    FEED: "true",
     "delta.appendOnly": "true",
     "delta.checkpointInterval": "200",  # a checkpoint is a hiccup of two seconds
     "delta.dataSkippingStatsColumns": "_event_time,_partition,_offset,_key",
@@ -112,6 +113,9 @@ def create_store(spark: SparkSession, rule: Rule, state: str, tombstones: str) -
         )
     create(spark, tombstones, rule.tombstone_columns, tombstone_properties(rule))
     create(spark, state, rule.state_columns, state_properties(rule))
+    found = opened(state)
+    if rule.store.publish and found and found.metadata().configuration.get(FEED) != "true":
+        spark.sql(f"ALTER TABLE delta.`{state}` SET TBLPROPERTIES ('{FEED}' = 'true')")
 
 
 def differing(old: Rule, new: Rule) -> str:
@@ -129,6 +133,7 @@ def state_properties(rule: Rule) -> dict[str, str]:
         DEFINITION: definition_of(rule),
         "delta.checkpointInterval": "50",
         "delta.dataSkippingStatsColumns": _keys(rule),
+        **({FEED: "true"} if rule.store.publish else {}),
     }
 
 

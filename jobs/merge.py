@@ -27,24 +27,15 @@ from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from jobs import feed
 from jobs.lake import create_store, settle
 from jobs.law import keep_the_law
 from jobs.rules import rule_of
 from jobs.session import fresh
 from statehouse.config import Config, Store
 from statehouse.errors import FeedLost, StatehouseError
-from statehouse.fold import gained, quoted
+from statehouse.fold import quoted
 from statehouse.tables import application, folded, generation, metadata, opened, position, table
-
-# What Spark and Delta say of a version whose log or whose files are gone.
-GONE = (
-    "FILE_NOT_EXIST",
-    "DELTA_VERSION_NOT_FOUND",
-    "DELTA_LOG_FILE_NOT_FOUND",
-    "DELTA_CHANGE_DATA_FILE_NOT_FOUND",
-    "DELTA_TRUNCATED_TRANSACTION_LOG",
-    "Could not find any delta files",
-)
 
 COUNTS = "counts"
 
@@ -121,17 +112,20 @@ class Merge:
         """The store's events in (start, head] of the changelog, and their counts; or None, where none of them is a set or a
         purge: then they are read once, and counted by the way."""
         try:
-            slice_ = self.slice(start, head)
+            slice_ = self._events(start, head)
             events = self._sql(f"SELECT * FROM {self.rule.events('log')}", log=slice_)
             if slice_.where("_op <> 'report'").isEmpty():
                 return events.observe(COUNTS, *self._counts()), None
             return events, self._counted(events)
         except Exception as error:
-            if any(word in str(error) for word in GONE):
+            if feed.gone(error):
                 raise FeedLost(
                     f"store {self.store.name}: {self.changelog} no longer has what came between its versions {start} and {head}"
                 ) from error
             raise
+
+    def _events(self, start: int | None, head: int) -> DataFrame:
+        return feed.events(self.spark, self.config, self.config.streams[self.store.stream], start, head)
 
     def _counts(self) -> list[Column]:
         return [F.expr(expression).alias(name) for name, expression in self.rule.counts.items()]
@@ -145,19 +139,6 @@ class Merge:
         # Not by an Observation: that waits for a listener, and for good where the plan is of SQL.
         found = rows._jdf.queryExecution().observedMetrics().get(COUNTS)
         return {name: found.get().getAs(name) for name in self.rule.counts} if found.isDefined() else None
-
-    def slice(self, start: int | None, head: int) -> DataFrame:
-        """The changelog's rows of (start, head]; of all up to head where start is None."""
-        reader = self.spark.read.format("delta")
-        if start is None:
-            return self._filled(reader.option("versionAsOf", head).load(self.changelog))
-        feed = reader.option("readChangeFeed", True).option("startingVersion", start + 1).option("endingVersion", head)
-        return self._filled(feed.load(self.changelog).where("_change_type = 'insert'"))
-
-    def _filled(self, rows: DataFrame) -> DataFrame:
-        for name, expression in gained(self.config.streams[self.store.stream], rows.columns).items():
-            rows = rows.withColumn(name, F.expr(expression))
-        return rows
 
     def _sql(self, query: str, **views: DataFrame) -> DataFrame:
         for name, frame in views.items():
@@ -182,7 +163,7 @@ class Merge:
         """The same rows; those of keys that a late reset tore, folded from the whole changelog."""
         rule = self.rule
         torn = F.broadcast(rows.where("_conflict").select(*map(quoted, rule.keys)))
-        log = self._sql(rule.project("log"), log=self.slice(None, head))
+        log = self._sql(rule.project("log"), log=self._events(None, head))
         whole = log.join(torn, list(rule.key_columns), "semi")  # a purge of a key has no window
         folded_ = self._sql(rule.fold("events"), events=whole)
         state = self.spark.read.format("delta").load(self.state)

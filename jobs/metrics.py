@@ -33,6 +33,12 @@ MERGED = Counter("statehouse_merged_events", "Events folded into the state", ["s
 MERGE_SECONDS = Histogram(
     "statehouse_merge_seconds", "Time of a merge with something new", ["store"], buckets=SECONDS, registry=REGISTRY
 )
+SENT = Counter(
+    "statehouse_sent",
+    "Events that a route has read, keys that a store has published",
+    ["job", "name"],
+    registry=REGISTRY,
+)
 
 
 def serve(config: Config) -> Callable[[], None]:
@@ -45,6 +51,10 @@ def serve(config: Config) -> Callable[[], None]:
         EVENTS.labels(stream), QUARANTINED.labels(stream), BATCH_SECONDS.labels(stream)
     for store in config.stores:
         MERGED.labels(store), MERGE_SECONDS.labels(store)
+        if config.stores[store].publish:
+            SENT.labels("publish", store)
+    for route in config.routes:
+        SENT.labels("route", route)
     try:
         server, thread = start_http_server(port, host, REGISTRY)
     except OSError as error:

@@ -1,17 +1,21 @@
-"""A store's expressions as Spark sees them: their types, or what is wrong with them."""
+"""The file's expressions as Spark sees them: their types, or what is wrong with them."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import cast
 
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from statehouse.config import Config, Own, Store, Stream
+from jobs.route import SOURCE, shaped
+from statehouse.config import Config, Own, Route, Store, Stream
 from statehouse.errors import ConfigError
 from statehouse.fold import Rule, quoted
 from statehouse.reducers import ORDER
+from statehouse.tables import changelog_columns
 
 REFUSED_KEYS = ("map", "array", "struct", "binary", "float", "double", "variant")
 
@@ -80,7 +84,57 @@ def problems(spark: SparkSession, config: Config) -> list[tuple[tuple, str]]:
                 except ConfigError as error:
                     place, _, message = str(error).partition(": ")
                     found.append(((*path, "reduce", *place.split(".")), message))
+            if store.publish and store.publish.where and not any(at[:2] == path for at, _ in found):
+                found += _unpublished(spark, config, store, store.publish.where)
+    for route in config.routes.values():
+        if ("streams", route.stream, "schema") not in [path for path, _ in found]:
+            found += _wrong_in(spark, config.streams[route.stream], route)
     return found
+
+
+def _unpublished(spark: SparkSession, config: Config, store: Store, where: str) -> Iterator[tuple[tuple, str]]:
+    """What Spark refuses of a published store's ``where``: it is over the state's columns."""
+    path, rule = ("stores", store.name, "publish", "where"), rule_of(spark, config, store)
+    columns = ", ".join(f"{quoted(c)} {t}" for c, t in rule.state_columns.items())
+    try:
+        kind = (
+            spark.createDataFrame([], columns).selectExpr(f"({where}) AS x").schema[0].dataType.simpleString().upper()
+        )
+    except (AnalysisException, ParseException) as error:
+        yield path, f"found {where!r}: {_short(error)}"
+    else:
+        if kind != "BOOLEAN":
+            yield path, f"found {where!r} of type {kind}, expected a BOOLEAN"
+
+
+def _wrong_in(spark: SparkSession, stream: Stream, route: Route) -> Iterator[tuple[tuple, str]]:
+    """What Spark refuses of a route."""
+    path, log = ("routes", route.name), ", ".join(f"{quoted(c)} {t}" for c, t in changelog_columns(stream).items())
+    rows = spark.createDataFrame([], log)
+    if route.where:
+        try:
+            kind = type_of(spark, stream, route.where)
+        except ConfigError as error:
+            yield (*path, "where"), f"found {route.where!r}: {error}"
+            return
+        if kind != "BOOLEAN":
+            yield (*path, "where"), f"found {route.where!r} of type {kind}, expected a BOOLEAN"
+            return
+    try:
+        made = shaped(rows, stream, route, f"_offset AS {SOURCE}").drop(
+            SOURCE
+        )  # a plain column, beside which nothing is summed up
+    except (AnalysisException, ParseException) as error:
+        yield (*path, "select"), f"found {', '.join(route.select)!r}: {_short(error)}"
+        return
+    names = [n.lower() for n in made.columns]
+    if unfit := [n for n in made.columns if names.count(n.lower()) > 1 or re.search(r"[ ,;{}()\n\t=]", n)]:
+        yield (*path, "select"), f"found a column {unfit[0]!r}, expected a name of its own: write 'expression AS name'"
+    if route.to.key:
+        try:
+            made.selectExpr(f"CAST({route.to.key} AS STRING)")
+        except (AnalysisException, ParseException) as error:
+            yield (*path, "to", "key"), f"found {route.to.key!r}: {_short(error)} (a key is made of what is selected)"
 
 
 def _unfit(store: Store, kind: str) -> str | None:

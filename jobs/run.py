@@ -1,7 +1,7 @@
-"""The jobs of one lake in one Spark application: ingest and merge side by side, until told to stop.
+"""The jobs of one lake in one Spark application: ingest, merge, route and publish side by side, until told to stop.
 
-``once`` is for schedulers: what is in Kafka now is ingested, then merged, then it ends. Without it, each stream has
-its query and one thread merges the stores in turn.
+``once`` is for schedulers: what is in Kafka now is ingested, then merged, routed and published, then it ends. Without it, each
+stream has its query, and one thread each goes round the stores, the routes and the stores that are published.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,21 +19,24 @@ from pyspark.sql import SparkSession
 from jobs import metrics
 from jobs.ingest import Ingest
 from jobs.merge import Merge, Round
+from jobs.publish import Publisher
 from jobs.recover import recover
+from jobs.route import Router
+from jobs.send import Sender, Sent
 from jobs.session import lock, session
 from statehouse.config import Config
-from statehouse.errors import ConfigError, DefinitionChanged, FeedLost, first_line
+from statehouse.errors import ConfigError, DefinitionChanged, FeedLost, StatehouseError, first_line
 
 log = logging.getLogger("statehouse")
+PARTS = ("ingest", "merge", "route", "publish")
 EXPIRE_EVERY = 3600.0  # seconds
+IDLE = 0.2  # seconds between two looks for something new
 
 
 class Jobs:
-    """What ``statehouse run``, ``ingest`` and ``merge`` run. ``stop`` may be called from a signal handler."""
+    """What ``statehouse run`` and the commands of its parts run. ``stop`` may be called from a signal handler."""
 
-    def __init__(
-        self, config: Config, parts: tuple[str, ...] = ("ingest", "merge"), spark_log: Path | None = None
-    ) -> None:
+    def __init__(self, config: Config, parts: tuple[str, ...] = PARTS, spark_log: Path | None = None) -> None:
         self.config, self.parts = config, parts
         self.stopping = threading.Event()
         self.failure: BaseException | None = None
@@ -71,6 +75,14 @@ class Jobs:
         merges = (
             [Merge(self.spark, self.config, s) for s in self.config.stores.values()] if "merge" in self.parts else []
         )
+        senders: dict[str, list[Sender]] = {
+            "route": [Router(self.spark, self.config, r) for r in self.config.routes.values() if "route" in self.parts],
+            "publish": [
+                Publisher(self.spark, self.config, s)
+                for s in self.config.stores.values()
+                if s.publish and "publish" in self.parts
+            ],
+        }
         if self.stopping.is_set():
             return
         if once:
@@ -80,6 +92,7 @@ class Jobs:
             catch_up(merges, _tell, self.stopping)
             for merge in merges:
                 merge.expire()
+            send_on([*senders["route"], *senders["publish"]], self.stopping)
             return
         workers = [
             threading.Thread(target=self._guard, args=(i.run,), name=f"ingest {i.stream.name}") for i in self.ingests
@@ -91,6 +104,9 @@ class Jobs:
                     target=self._guard, args=(run_merges, merges, self.stopping, every, _tell), name="merge"
                 )
             )
+        for kind, found in senders.items():
+            if found:
+                workers.append(threading.Thread(target=self._guard, args=(follow, found, self.stopping), name=kind))
         for worker in workers:
             worker.start()
         log.info("running: %s. Ctrl-C stops", ", ".join(self.parts))
@@ -153,7 +169,7 @@ def run_merges(merges: list[Merge], stopping: threading.Event, every: float, tel
         # The first round is spent on compiling as much as on merging, and measures nothing.
         pause = pace(took, every) if warm else every
         warm = warm or worked > 0
-        stopping.wait(max(pause, min(2**failures, 30)) if worked or failures else 0.2)
+        stopping.wait(max(pause, min(2**failures, 30)) if worked or failures else IDLE)
 
 
 def catch_up(merges: list[Merge], tell: Callable[[Round], None], stopping: threading.Event | None = None) -> int:
@@ -174,3 +190,51 @@ def catch_up(merges: list[Merge], tell: Callable[[Round], None], stopping: threa
             tell(done)
             worked += 1
     return worked
+
+
+def follow(senders: Sequence[Sender], stopping: threading.Event) -> None:
+    """Send what is new of each in turn until told to stop; the round in hand is finished. One that fails is said and tried again
+    from its position, and does not keep the others."""
+    due, failures = {sender.name: 0.0 for sender in senders}, Counter[str]()
+    while not stopping.is_set():
+        began, worked = time.monotonic(), 0
+        for sender in senders:
+            if stopping.is_set() or time.monotonic() < due[sender.name]:
+                continue
+            try:
+                worked += _told(sender.round())
+                failures[sender.name] = 0
+            except Exception as error:
+                failures[sender.name] += 1
+                due[sender.name] = time.monotonic() + min(2 ** failures[sender.name], 30)
+                log.error("%s %s: %s; trying again", sender.kind, sender.name, _said(error))
+        # As long as it took: half of the time is left to the others.
+        stopping.wait(max(IDLE, time.monotonic() - began) if worked else IDLE)
+
+
+def send_on(senders: Sequence[Sender], stopping: threading.Event) -> None:
+    """One round of each; raises what kept the first that failed, after the others."""
+    failed = []
+    for sender in senders:
+        if stopping.is_set():
+            return
+        try:
+            _told(sender.round())
+        except Exception as error:
+            failed.append(StatehouseError(f"{sender.kind} {sender.name}: {_said(error)}"))
+    if failed:
+        raise failed[0]
+
+
+def _told(done: Sent | None) -> bool:
+    if done is None:
+        return False
+    metrics.SENT.labels(done.kind, done.name).inc(done.count)
+    if done.count:
+        start = "the beginning" if done.start is None else f"version {done.start}"
+        log.info("%s %s: %d, %s → %d, %.1f s", done.kind, done.name, done.count, start, done.head, done.seconds)
+    return True
+
+
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, StatehouseError) else first_line(error)

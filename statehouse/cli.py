@@ -16,7 +16,7 @@ from statehouse.errors import ConfigError, StatehouseError
 
 EXAMPLES = """examples:
   statehouse check                       is statehouse.yaml right? names the line that is not
-  statehouse run                         ingest and merge until Ctrl-C
+  statehouse run                         all jobs until Ctrl-C
   statehouse run --once                  what is there now, merged; for schedulers
   statehouse load reports old/*.jsonl.gz  history into the changelog, once a file
   statehouse recover rewards             the state anew from the changelog
@@ -48,6 +48,8 @@ def parser() -> argparse.ArgumentParser:
         "run": "all jobs in one Spark application, until stopped",
         "ingest": "Kafka → changelog and quarantine",
         "merge": "changelog → state tables",
+        "route": "changelog → topics and tables",
+        "publish": "changes of the state → topics",
     }.items():
         job = command(name, help)
         job.add_argument("--once", action="store_true", help="what is there now, then exit 0")
@@ -126,15 +128,16 @@ def _check(arguments: argparse.Namespace) -> int:
             f"{path}:{line}: note: {'.'.join(map(str, where))}: {message}; served at the MERGE's freshness",
             file=sys.stderr,
         )
-    print(f"{path}: {len(config.streams)} streams, {len(config.stores)} stores: all right")
+    parts = {"streams": len(config.streams), "stores": len(config.stores), "routes": len(config.routes)}
+    print(f"{path}: {', '.join(f'{count} {name}' for name, count in parts.items() if count)}: all right")
     return 0
 
 
 def _jobs(arguments: argparse.Namespace) -> None:
     config = configuration.load(arguments.config)
-    from jobs.run import Jobs
+    from jobs.run import PARTS, Jobs
 
-    parts = ("ingest", "merge") if arguments.command == "run" else (arguments.command,)
+    parts = PARTS if arguments.command == "run" else (arguments.command,)
     jobs = Jobs(config, parts, _spark_log(config))
 
     def stop(_number: int, _frame: object) -> None:
@@ -224,6 +227,8 @@ COMMANDS = {
     "run": _jobs,
     "ingest": _jobs,
     "merge": _jobs,
+    "route": _jobs,
+    "publish": _jobs,
     "load": _load,
     "recover": _recover,
     "serve": _serve,

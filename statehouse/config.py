@@ -43,6 +43,8 @@ UNITS = {
 }
 
 
+# What makes several rows of one; found in a text that only names it, it costs a sort.
+GENERATORS = re.compile(r"\b((pos)?explode|inline)(_outer)?\b|\b(stack|json_tuple)\b", re.IGNORECASE)
 MOST_WINDOWS = 100  # that one event may be in
 # Columns of a state or tombstones table that are no key's and no reducer's.
 RESERVED = ("value", "event_time", "changed_at", "reset", "position", "log_time", "window_start")
@@ -107,9 +109,15 @@ def _key(found: Any) -> Any:
     return [_expression(part) for part in found] if isinstance(found, list) else _expression(found)
 
 
+def _selected(found: Any) -> Any:
+    """A list of expressions, or one."""
+    return found if isinstance(found, list) else [found]
+
+
 Duration = Annotated[int, BeforeValidator(milliseconds)]
 Expression = Annotated[str, BeforeValidator(_expression)]
 Name = Annotated[str, AfterValidator(_name)]
+Topic = Annotated[str, Field(min_length=1, max_length=249, pattern=r"^[A-Za-z0-9._-]+$")]
 
 
 class Column(BaseModel):
@@ -156,7 +164,7 @@ class Stream(_Model):
     """A topic and the shape of its JSON payload."""
 
     name: str = ""
-    topic: str = Field(min_length=1, max_length=249, pattern=r"^[A-Za-z0-9._-]+$")
+    topic: Topic
     schema_: Annotated[str, AfterValidator(lambda s: parse_schema(s) and s)] = Field(alias="schema")
     time: Expression | None = None
     keep_payload: bool = False
@@ -179,6 +187,38 @@ class Key(BaseModel):
     expression: str
 
 
+class Target(_Model):
+    """Where a route's events go: to a topic, by a key, or to a table."""
+
+    topic: Topic | None = None
+    key: Expression | None = None
+    table: Name | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Target:
+        if (self.topic is None) == (self.table is None):
+            found = "both" if self.topic else "neither"
+            raise ValueError(f"found {found}, expected one of topic: and table:")
+        if self.table and self.key:
+            raise ValueError("found a key, expected none: it is messages of a topic that have one")
+        return self
+
+
+class Route(_Model):
+    """Events of a stream on their way to somewhere else: those that pass ``where``, in the shape of ``select``."""
+
+    name: str = ""
+    stream: str = Field(alias="from")
+    where: Expression | None = None
+    select: Annotated[list[Expression], BeforeValidator(_selected)] = Field(default=["*"], min_length=1)
+    to: Target
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether one event may become several rows."""
+        return any(GENERATORS.search(part) for part in self.select)
+
+
 class Own(_Model):
     """A user's own reducer, in SQL. ``fold``: aggregates over ``value``, ``event_time`` and ``agent``, by the column
     that keeps each; ``combine``: the same columns of two rows, ``a`` and ``b``; ``result``: the value, of those columns."""
@@ -198,6 +238,13 @@ class Own(_Model):
         return self
 
 
+class Publish(_Model):
+    """Where a state's changes are told: a compacted topic; ``where`` is over the state's columns."""
+
+    topic: Topic
+    where: Expression | None = None
+
+
 class Store(_Model):
     """A state: the events of a stream, by key, reduced to a row each."""
 
@@ -213,6 +260,7 @@ class Store(_Model):
         Annotated[str, Tag("<name>")] | Annotated[Own, Tag("<own>")],
         Discriminator(lambda found: "<own>" if isinstance(found, (dict, Own)) else "<name>"),
     ]
+    publish: Annotated[Publish | None, BeforeValidator(lambda p: {"topic": p} if isinstance(p, str) else p)] = None
 
     @cached_property
     def keys(self) -> list[Key]:
@@ -246,7 +294,7 @@ class Store(_Model):
     @property
     def definition(self) -> dict[str, Any]:
         """What the state is a function of: kept with the table, so that a changed rule is noticed."""
-        return self.model_dump(exclude={"name"}, exclude_none=True)
+        return self.model_dump(exclude={"name", "publish"}, exclude_none=True)
 
     @model_validator(mode="after")
     def _consistent(self) -> Store:
@@ -322,6 +370,7 @@ class Config(_Model):
     kafka: dict[str, Any] = Field(default_factory=lambda: {"bootstrap.servers": "127.0.0.1:9092"})
     streams: dict[Name, Stream] = Field(min_length=1)
     stores: dict[Name, Store] = Field(default_factory=dict)
+    routes: dict[Name, Route] = Field(default_factory=dict)
     merge_every: Duration = 5000
     tombstones: Duration = 7 * UNITS["day"]
     api: Api = Field(default_factory=Api)
@@ -330,7 +379,7 @@ class Config(_Model):
     @model_validator(mode="before")
     @classmethod
     def _names(cls, data: Any) -> Any:
-        for section in ("streams", "stores"):
+        for section in ("streams", "stores", "routes"):
             entries = data.get(section) if isinstance(data, dict) else None
             if isinstance(entries, dict):
                 data[section] = {n: {**e, "name": n} if isinstance(e, dict) else e for n, e in entries.items()}
@@ -420,13 +469,8 @@ def load(file: str | Path | None = None, environ: Mapping[str, str] = os.environ
         config = Config.model_validate(data)
     except ValidationError as error:
         raise ConfigError("\n".join(_complaint(path, lines, e) for e in error.errors())) from None
-    for store in config.stores.values():
-        if store.stream not in config.streams:
-            line = line_of(lines, ("stores", store.name, "stream"))
-            names = ", ".join(config.streams)
-            raise ConfigError(
-                f"{path}:{line}: stores.{store.name}: found stream {store.stream!r}, expected one of {names}"
-            )
+    for where, message in _inconsistent(config):
+        raise ConfigError(f"{path}:{line_of(lines, where)}: {'.'.join(where)}: {message}")
     if "://" not in config.root:
         try:
             root = Config._readable(str((path.parent / config.root).absolute()))
@@ -436,6 +480,24 @@ def load(file: str | Path | None = None, environ: Mapping[str, str] = os.environ
     files = {name: getattr(config.api, name) for name in ("tokens", "cache")}
     absolute = {name: str((path.parent / file).absolute()) for name, file in files.items() if file is not None}
     return config.model_copy(update={"api": config.api.model_copy(update=absolute)})
+
+
+ANOTHER = "another topic than the stream's own: it would never end"
+
+
+def _inconsistent(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What does not fit together: the path in the file, and what was found and expected."""
+    names = ", ".join(config.streams)
+    for store in config.stores.values():
+        if store.stream not in config.streams:
+            yield ("stores", store.name, "stream"), f"found stream {store.stream!r}, expected one of {names}"
+        elif store.publish and store.publish.topic == config.streams[store.stream].topic:
+            yield ("stores", store.name, "publish"), f"found {store.publish.topic!r}, expected {ANOTHER}"
+    for route in config.routes.values():
+        if route.stream not in config.streams:
+            yield ("routes", route.name, "from"), f"found stream {route.stream!r}, expected one of {names}"
+        elif route.to.topic == config.streams[route.stream].topic:
+            yield ("routes", route.name, "to", "topic"), f"found {route.to.topic!r}, expected {ANOTHER}"
 
 
 def rule_file(file: str | Path, config: Config, store: str) -> Store:
@@ -482,10 +544,11 @@ def _complaint(path: Path, lines: Mapping[tuple, int], error: Mapping[str, Any])
     )
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        model: Any = {"streams": Stream, "stores": Store, "api": Api, "jobs": Jobs}.get(
+        model: Any = {"streams": Stream, "stores": Store, "routes": Route, "api": Api, "jobs": Jobs}.get(
             str(where[0]) if len(where) > 1 else "", Config
         )
-        model = Own if "reduce" in where[2:-1] else model
+        parts = {"reduce": Own, "to": Target, "publish": Publish}
+        model = next((parts[str(part)] for part in where[2:-1] if part in parts), model)
         known = sorted({f.alias or n for n, f in model.model_fields.items() if n != "name"})
         message = f"found {where[-1]!r}, expected one of {', '.join(known)}"
     elif error["type"] == "missing":

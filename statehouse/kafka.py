@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from confluent_kafka import KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
 from statehouse.errors import KafkaUnavailable
 
 OP_HEADER = "statehouse-op"
 STORE_HEADER = "statehouse-store"
+# Of what a route sends: the event that a message was made of, and which of its messages it is.
+SOURCE_HEADER = "statehouse-source"
+PART_HEADER = "statehouse-part"
+POSITION_HEADER = "statehouse-position"  # of a published state: the changelog's version that it reflects
 
 
 def librdkafka(properties: dict[str, Any]) -> dict[str, Any]:
@@ -44,15 +48,29 @@ def partitions(properties: dict[str, Any], topic: str, timeout: float = 10.0) ->
     return [] if found.error else sorted(found.partitions)
 
 
-def create_topic(properties: dict[str, Any], topic: str, timeout: float = 10.0, **config: str) -> None:
-    """Create a topic with the broker's own defaults unless it is there. Raises :class:`KafkaUnavailable`."""
-    new = NewTopic(topic, num_partitions=-1, replication_factor=-1, config=config)
+def create_topic(
+    properties: dict[str, Any], topic: str, settings: Mapping[str, str] | None = None, timeout: float = 10.0
+) -> None:
+    """Create a topic with the broker's own defaults, but for some ``settings``, unless it is there. Raises :class:`KafkaUnavailable`."""
+    new = NewTopic(topic, num_partitions=-1, replication_factor=-1, config=dict(settings or {}))
     admin = AdminClient(librdkafka(properties))  # held by a name: the request dies with it
     try:
         admin.create_topics([new], request_timeout=timeout)[topic].result(timeout + 5)
     except KafkaException as error:
         if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
-            raise KafkaUnavailable(f"topic {topic!r} cannot be created: {error.args[0].str()}") from None
+            where = f"Kafka at {properties.get('bootstrap.servers')}"
+            raise KafkaUnavailable(f"{where}: topic {topic!r} cannot be created: {error.args[0].str()}") from None
+
+
+def topic_settings(properties: dict[str, Any], topic: str, timeout: float = 10.0) -> dict[str, str]:
+    """A topic's settings, such as ``max.message.bytes`` and ``cleanup.policy``. Raises :class:`KafkaUnavailable`."""
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+    admin = AdminClient(librdkafka(properties))
+    try:
+        found = admin.describe_configs([resource], request_timeout=timeout)[resource].result(timeout + 5)
+    except KafkaException as error:
+        raise KafkaUnavailable(f"Kafka at {properties.get('bootstrap.servers')}: {error.args[0].str()}") from None
+    return {name: entry.value for name, entry in found.items()}
 
 
 def await_topic(

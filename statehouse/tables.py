@@ -8,10 +8,14 @@ What a table's commits carry besides rows:
 * ``state/<store>``: the ``txn`` action ``changelog`` holds the changelog's version that is folded (after a recovery
   ``changelog.1``, and so on: see :func:`folded`); ``userMetadata`` of the same commit holds ``{"unkeyed": n, "late": n}``,
   the running counts of events without a key, and of events that came after the retention of their window.
+* The table that a route writes: the ``txn`` action ``route:<name>`` holds the changelog's version that was sent there.
+* ``positions/route.<name>``, a table without rows: the same of a route to a topic, ``route:<name>:<topic>``.
+  ``positions/publish.<store>``: the state's version that was published. ``userMetadata`` of such a commit holds ``{"route:…": {"0": 17}}``, the next offsets, for when the changelog's feed is lost.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +24,7 @@ from typing import Any
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from statehouse.config import Config, Store, Stream
+from statehouse.config import Config, Route, Store, Stream
 from statehouse.fold import Rule
 
 POSITION = "changelog"  # the application id of the txn action
@@ -49,8 +53,26 @@ def changelog_columns(stream: Stream) -> dict[str, str]:
 
 
 def table(config: Config, kind: str, name: str) -> str:
-    """The path of ``changelog/<stream>``, ``state/<store>``, ``tombstones/<store>`` or ``quarantine/<stream>``."""
+    """The path of ``changelog/<stream>``, ``state/<store>``, ``tombstones/<store>``, ``quarantine/<stream>``, ``routes/<table>``
+    or ``positions/<job>``."""
     return f"{config.root}/{kind}/{name}"
+
+
+def routed(config: Config, route: Route) -> tuple[str, str]:
+    """Where a route's position is: a table, and the application id of its ``txn``."""
+    if route.to.table:
+        return table(config, "routes", route.to.table), f"route:{route.name}"
+    return table(config, "positions", f"route.{route.name}"), f"route:{route.name}:{route.to.topic}"
+
+
+def published(config: Config, store: Store, delta: DeltaTable) -> tuple[str, str]:
+    """Where the position of a published store is. Another topic, ``where`` or state than before has none."""
+    assert store.publish
+    what = hashlib.sha256(
+        json.dumps([store.publish.where, delta.metadata().id, generation(delta)]).encode()
+    ).hexdigest()
+    path = table(config, "positions", f"publish.{store.name}")
+    return path, f"publish:{store.name}:{store.publish.topic}:{what[:16]}"
 
 
 def opened(path: str) -> DeltaTable | None:

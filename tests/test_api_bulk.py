@@ -29,7 +29,7 @@ TOPICS = {"reports": "bulk-reports", "sales": "bulk-sales"}
 @pytest.fixture(scope="module")
 def app(broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flask]:
     config = made(tmp_path_factory.mktemp("bulk"), broker.bootstrap, **TOPICS)
-    create_topic(config.kafka, "bulk-small", **{"max.message.bytes": "2000"})
+    create_topic(config.kafka, "bulk-small", {"max.message.bytes": "2000"})
     small = config.streams["reports"].model_copy(update={"topic": "bulk-small"})
     config = config.model_copy(update={"streams": {**config.streams, "reports": small}})
     app = create_app(config)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 
 import pytest
 
@@ -17,6 +18,7 @@ from statehouse.config import load
 from tests.oracle import fold
 from tests.records import control, iso, payload, rows, wait
 from tests.test_bookings import statehouse
+from tests.test_route import messages, topic_of
 
 CONFIG = """root: ./lake
 kafka:
@@ -28,8 +30,11 @@ streams:
     schema: key STRING, agent STRING, value STRING, n BIGINT, ts TIMESTAMP
     time: ts
 stores:
-  status: {{stream: s, key: key, agent: agent, value: value, reduce: majority}}
+  status: {{stream: s, key: key, agent: agent, value: value, reduce: majority, publish: {topic}-status}}
   total: {{stream: s, key: key, value: n, reduce: sum}}
+routes:
+  seen: {{from: s, where: n > 0, select: [key, n], to: {{topic: {topic}-seen, key: key}}}}
+  kept: {{from: s, where: n > 0, select: [key, n], to: {{table: kept}}}}
 """
 REDUCE = {"status": ("majority", "value"), "total": ("sum", "n")}
 KILLS = 10
@@ -90,6 +95,21 @@ def expected(events, store):
     return {key: found[0] for key, found in ((k, fold(name, e)) for k, e in by_key.items()) if found}
 
 
+def passed_on(bootstrap, spark, config, topic, events):
+    """What the routes and the published store have passed on is right."""
+    reports = [e for e in events if e["op"] == "report" and e["n"] > 0]
+    sent, again = topic_of(bootstrap, f"{topic}-seen")
+    expected_of = {(":".join(map(str, (topic, *e["order"][1:]))), "0"): (e["key"], e["n"]) for e in reports}
+    assert {place: (key, value["n"]) for place, (key, value) in sent.items()} == expected_of
+    print(f"{again} of {len(sent)} messages were sent again")
+    kept = Counter((r["key"], r["n"]) for r in rows(spark, f"{config.root}/routes/kept"))
+    assert kept == Counter((e["key"], e["n"]) for e in reports), "each once"
+    last = {
+        m.key().decode(): m.value() and json.loads(m.value())["value"] for m in messages(bootstrap, f"{topic}-status")
+    }
+    assert {key: value for key, value in last.items() if value} == expected(events, "status")
+
+
 @pytest.mark.slow
 @pytest.mark.crash
 def test_killed_ten_times_while_events_flow(broker, spark, tmp_path):
@@ -137,6 +157,7 @@ def test_killed_ten_times_while_events_flow(broker, spark, tmp_path):
         for store in REDUCE:
             found = {r["key"]: r["value"] for r in rows(spark, f"{config.root}/state/{store}")}
             assert found == expected(source.acknowledged, store)
+        passed_on(broker.bootstrap, spark, config, topic, source.acknowledged)
         versions = {s["name"]: s["version"] for s in status["stores"]}
         subprocess.run(["rm", "-rf", f"{config.root}/_checkpoints"], check=True)
     statehouse(tmp_path, "run", "--once")

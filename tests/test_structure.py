@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from statehouse.cli import parser
-from statehouse.config import Api, Config, Jobs, Store, Stream
+from statehouse.config import Api, Config, Jobs, Publish, Route, Store, Stream, Target
 from statehouse.reducers import REDUCERS
 
 TOP = Path(__file__).parents[1]
@@ -44,7 +44,10 @@ def test_the_command_imports_either_half_only_when_asked_for():
 def test_every_setting_reducer_and_subcommand_is_in_the_readme():
     readme = (TOP / "README.md").read_text()
     settings = {
-        f.alias or n for m in (Config, Stream, Store, Api, Jobs) for n, f in m.model_fields.items() if n != "name"
+        f.alias or n
+        for m in (Config, Stream, Store, Route, Target, Publish, Api, Jobs)
+        for n, f in m.model_fields.items()
+        if n != "name"
     }
     commands = next(a for a in parser()._actions if a.dest == "command").choices
     missing = {w for w in [*settings, *REDUCERS] if f"`{w}`" not in readme and f"`{w}(" not in readme}

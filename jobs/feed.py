@@ -1,0 +1,44 @@
+"""The changelog's rows between two of its versions, as the jobs behind it read them."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from statehouse.config import Config, Stream
+from statehouse.fold import gained
+from statehouse.tables import table
+
+# What Spark and Delta say of a version whose log or whose files are gone.
+GONE = (
+    "FILE_NOT_EXIST",
+    "DELTA_VERSION_NOT_FOUND",
+    "DELTA_LOG_FILE_NOT_FOUND",
+    "DELTA_CHANGE_DATA_FILE_NOT_FOUND",
+    "DELTA_MISSING_CHANGE_DATA",
+    "DELTA_TRUNCATED_TRANSACTION_LOG",
+    "Could not find any delta files",
+)
+
+
+def gone(error: BaseException) -> bool:
+    """Whether an error says that a table no longer has what came between two of its versions."""
+    return any(word in str(error) for word in GONE)
+
+
+def changes(spark: SparkSession, path: str, start: int, head: int) -> DataFrame:
+    """The change data feed of a table's versions in (start, head]."""
+    reader = spark.read.format("delta").option("readChangeFeed", True)
+    return reader.option("startingVersion", start + 1).option("endingVersion", head).load(path)
+
+
+def events(spark: SparkSession, config: Config, stream: Stream, start: int | None, head: int) -> DataFrame:
+    """A changelog's rows of (start, head], with the columns that its schema has gained; of all up to head where start is None."""
+    path = table(config, "changelog", stream.name)
+    if start is None:
+        rows = spark.read.format("delta").option("versionAsOf", head).load(path)
+    else:
+        rows = changes(spark, path, start, head).where("_change_type = 'insert'")
+    for name, expression in gained(stream, rows.columns).items():
+        rows = rows.withColumn(name, F.expr(expression))
+    return rows

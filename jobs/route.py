@@ -1,0 +1,148 @@
+"""``changelog/<stream>`` → a topic or a table of the user's: those events that pass, in the shape that is asked for.
+
+A round of one route, over the changelog's rows of (p, head], p being its position; what a crash after each step leaves behind:
+
+* To a table: append the rows; the same commit holds ``txn(route:<name>) = head``. *Exactly once.*
+* To a topic: 1. Send the messages. *They are sent again, with the same headers: the event's coordinates, and which of its
+  messages each one is. A reader that has seen them can drop them.* 2. Commit the position, to the table ``positions``. *Done.*
+
+It is reports that are routed: what agents said. Sets and purges concern states.
+"""
+
+from __future__ import annotations
+
+import time
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+
+from jobs import feed
+from jobs.position import Position
+from jobs.send import Sent, headers, json, send, size
+from jobs.session import fresh
+from statehouse import kafka
+from statehouse.config import Config, Route, Stream
+from statehouse.errors import DefinitionChanged, StatehouseError
+from statehouse.fold import quoted
+from statehouse.kafka import PART_HEADER, SOURCE_HEADER
+from statehouse.tables import opened, routed, table
+
+SOURCE, PART = "_source", "_part"
+COORDINATES = ("_topic", "_partition", "_offset")
+
+
+def shaped(events: DataFrame, stream: Stream, route: Route, *more: str) -> DataFrame:
+    """Rows of the changelog as the route's rows, with ``more`` columns. Raises Spark's AnalysisException or ParseException."""
+    found = events.where("_op = 'report'")
+    if route.where:
+        found = found.where(route.where)
+    return found.selectExpr(*more, *_selected(stream, route))
+
+
+def _selected(stream: Stream, route: Route) -> list[str]:
+    everything = [quoted(c.name) for c in stream.columns]
+    return [part for given in route.select for part in (everything if given.strip() == "*" else [given])]
+
+
+class Router:
+    """One route: holds nothing but what the file says; its position is in the table."""
+
+    kind = "route"
+
+    def __init__(self, spark: SparkSession, config: Config, route: Route) -> None:
+        self.spark, self.config, self.route = fresh(spark), config, route
+        self.name = route.name
+        self.stream = config.streams[route.stream]
+        self.changelog = table(config, "changelog", self.stream.name)
+        self.position = Position(*routed(config, route))
+
+    def round(self) -> Sent | None:
+        """Send what is new; None where nothing is. Raises StatehouseError where the changelog is another than the one that was
+        sent, KafkaUnavailable, DefinitionChanged where the table's columns have other types."""
+        log = opened(self.changelog)
+        if log is None or not log.version():  # version 0 is the empty table
+            return None
+        start, head, began = self.position.get(), log.version(), time.monotonic()
+        if start == head:
+            return None
+        if start is not None and start > head:
+            raise StatehouseError(
+                f"route {self.name}: {self.changelog} ends at version {head}, the route has sent {start}: it was made anew. "
+                "Give the route a new name"
+            )
+        try:
+            return self._sent(feed.events(self.spark, self.config, self.stream, start, head), start, head, began)
+        except Exception as error:
+            if start is None or not feed.gone(error):
+                raise
+        # What the log has forgotten is told by the events' own coordinates.
+        known = self.position.said()
+        sent = ", ".join(f"{partition}, {offset}L" for partition, offset in known.items())
+        everything = feed.events(self.spark, self.config, self.stream, None, head)
+        left = everything.where(f"_offset >= coalesce(element_at(map({sent}), _partition), 0)") if sent else everything
+        return self._sent(left, start, head, began)
+
+    def _sent(self, events: DataFrame, start: int | None, head: int, began: float) -> Sent:
+        ends = events.groupBy("_partition").agg(F.max("_offset"), F.count("*")).collect()
+        said = {**self.position.said(), **{str(row[0]): row[1] + 1 for row in ends}}
+        count = sum(row[2] for row in ends)
+        if self.route.to.table:
+            self._append(events, head, said)
+        else:
+            if count:
+                self._send(events, head)
+            self.position.move(head, said)
+        return Sent(self.kind, self.name, start, head, count, time.monotonic() - began)
+
+    def _append(self, events: DataFrame, head: int, said: dict[str, int]) -> None:
+        try:
+            self.position.append(shaped(events, self.stream, self.route), head, said)
+        except AnalysisException as error:
+            if "MERGE" not in str(error.getCondition()) and "SCHEMA" not in str(error.getCondition()):
+                raise
+            raise DefinitionChanged(
+                f"route {self.name}: {self.route.to.table} has other columns: {str(error).splitlines()[0]}. Undo the change, or "
+                "name another table"
+            ) from error
+
+    def _send(self, events: DataFrame, head: int) -> None:
+        topic = self.route.to.topic
+        assert topic
+        kafka.create_topic(self.config.kafka, topic)
+        largest = int(kafka.topic_settings(self.config.kafka, topic)["max.message.bytes"])
+        found = self.messages(events).persist()
+        try:
+            long = found.where(size() > largest)
+            if not long.isEmpty():
+                self._refuse(long, events, head, largest)
+            send(found.where(size() <= largest), self.config, topic, largest)
+        finally:
+            found.unpersist()
+
+    def messages(self, events: DataFrame) -> DataFrame:
+        """The messages of some rows of the changelog, and the ``_source`` of each."""
+        rows = shaped(events, self.stream, self.route, f"concat_ws(':', {', '.join(COORDINATES)}) AS {SOURCE}")
+        value = json([quoted(c) for c in rows.columns if c != SOURCE])
+        part = F.lit(0)
+        if self.route.multiplies:  # an event's rows stand together, in their order
+            rows = rows.withColumn(PART, F.monotonically_increasing_id())
+            part = F.row_number().over(Window.partitionBy(SOURCE).orderBy(PART)) - 1
+        key = F.expr(f"CAST({self.route.to.key or 'NULL'} AS STRING)").alias("key")
+        named = headers({SOURCE_HEADER: F.col(SOURCE), PART_HEADER: part}).alias("headers")
+        return rows.select(SOURCE, key, value.alias("value"), named)
+
+    def _refuse(self, messages: DataFrame, events: DataFrame, head: int, largest: int) -> None:
+        """Put the events of messages that the topic does not take into the quarantine, where they can be seen."""
+        said = F.concat(
+            F.lit(f"route {self.name}: found a message of "), F.max(size()), F.lit(f" bytes, expected {largest}")
+        )
+        reasons = messages.groupBy(SOURCE).agg(said.alias("reason"))
+        rows = events.withColumn(SOURCE, F.concat_ws(":", *COORDINATES)).join(F.broadcast(reasons), SOURCE)
+        refused = rows.selectExpr(
+            "_topic AS topic", "_partition AS partition", "_offset AS offset", "_key AS key", "_payload AS payload", "reason",
+            "current_timestamp() AS log_time",
+        )  # fmt: skip
+        done = {"txnAppId": f"route:{self.name}", "txnVersion": str(head)}
+        path = table(self.config, "quarantine", self.stream.name)
+        refused.coalesce(1).write.format("delta").mode("append").options(**done).save(path)
