@@ -17,6 +17,7 @@ from confluent_kafka import Message
 
 from api.duck import literal, quoted, selected
 from api.fold import GUARD
+from api.lookup import Lookups
 from api.prepared import Bag, Prepared
 from statehouse.config import Column, Stream
 from statehouse.fold import Rule
@@ -91,32 +92,34 @@ class Parser:
         stores: Sequence[str],
         more: Mapping[str, str] | None = None,
     ) -> None:
-        self._records = Bag(db, "_records", RECORDS)
-        parsed = f"({_query(stream, list(rules), stores, '_records')})"
+        self._records, self._lookups = Bag(db, "_records", RECORDS), Lookups(db, stream)
+        parsed = f"({_query(stream, list(rules), stores, '_records', self._lookups)})"
         self._query = Prepared(db, "_parsed", f"SELECT *, {selected(more)} FROM {parsed}" if more else parsed)
 
     def parse(self, found: pa.Table) -> pa.Table:
         """The rows for the changelog of those records that are not refused."""
+        self._lookups.refresh()
         self._records.put(found)
         return self._query.rows()
 
 
-def _query(stream: Stream, rules: list[Rule], stores: Sequence[str], found: str) -> str:
-    names = [quoted(c.name) for c in stream.columns]
+def _query(stream: Stream, rules: list[Rule], stores: Sequence[str], found: str, lookups: Lookups) -> str:
+    names = [quoted(c.name) for c in stream.known]
     spec = literal(json.dumps({c.name: "JSON" for c in stream.columns}))
     values = ", ".join(f"{_value(c)} AS {quoted(c.name)}" for c in stream.columns)
     event_time = to_duckdb(f"CAST({stream.time} AS TIMESTAMP)") if stream.time else "NULL"
     payload = "_text" if stream.keep_payload else "CAST(NULL AS VARCHAR)"
     opened = "ltrim(_text, ' ' || chr(9) || chr(10) || chr(13)) LIKE '{%'"
+    objects = f"(SELECT *, CASE WHEN json_valid(_text) AND {opened} THEN _text END AS _object FROM {found})"
+    shaped = f"(SELECT *, CASE WHEN _op = 'report' THEN json_transform(_object, {spec}) END AS _json FROM {objects})"
     return f"""
 SELECT {", ".join(names)}, _topic, _partition, _offset, coalesce(_time, _timestamp) AS _event_time, _log_time,
   _op, _key, _store, _agent, _value, {payload} AS _payload
 FROM (SELECT *, CASE WHEN _op = 'report' THEN {GUARD.format(event_time)} END AS _time,
     CASE WHEN _op = 'set' THEN _object ->> '$.value' END AS _value, CASE WHEN _op = 'set' THEN _object ->> '$.agent' END AS _agent
-  FROM (SELECT *, {values}
-    FROM (SELECT *, CASE WHEN _op = 'report' THEN json_transform(_object, {spec}) END AS _json
-      FROM (SELECT *, CASE WHEN json_valid(_text) AND {opened} THEN _text END AS _object FROM {found}))))
-WHERE CASE WHEN _op = 'report' THEN {_report(stream)} ELSE {_control(rules, stores)} END"""
+  FROM {lookups.joined(f"(SELECT *, {values} FROM {shaped})")})
+WHERE CASE WHEN _op = 'report' THEN {_report(stream)} ELSE {_control(rules, stores)} END
+{"ORDER BY _partition, _offset" if stream.lookups else ""}"""  # a join leaves them in any order
 
 
 def _raw(column: Column) -> str:

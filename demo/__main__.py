@@ -21,12 +21,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from confluent_kafka import Consumer, TopicPartition
+
 from demo.broker import Broker
 from demo.simulate import Simulator
 from statehouse import kafka
 from statehouse.config import Config, load
 from statehouse.errors import BrokerError, StatehouseError
-from statehouse.status import store_status, stream_status
+from statehouse.status import published_status, route_status, store_status, stream_status
+from statehouse.tables import rows_and_bytes, table
 
 PORT = int(os.environ.get("DEMO_PORT", "8080"))
 LIMIT = float(os.environ.get("DEMO_SECONDS", "inf"))
@@ -158,9 +161,43 @@ def _catch_up(config: Config) -> None:
                 all(stream_status(config, n)["behind"] == 0 for n in config.streams)
                 and all(s["position"] == s["head"] for s in states)
                 and all(served.get(s["name"], {}).get("position") == s["position"] for s in states)
+                and all(s["position"] == s["head"] for s in _sent(config))
             ):
                 return
         time.sleep(0.5)
+
+
+def _sent(config: Config) -> list[dict[str, Any]]:
+    """How far the routes and the published stores are."""
+    told = [published_status(config, n) for n, store in config.stores.items() if store.publish]
+    return [*(route_status(config, n) for n in config.routes), *told]
+
+
+def _newest(config: Config, topic: str) -> str:
+    """How many messages a topic has, and one of the newest."""
+    ends = kafka.end_offsets(config.kafka, topic)
+    partition, (_, end) = max(ends.items(), key=lambda item: item[1])
+    consumer = Consumer({**kafka.librdkafka(config.kafka), "group.id": "statehouse-demo", "enable.auto.commit": False})
+    try:
+        consumer.assign([TopicPartition(topic, partition, max(0, end - 1))])
+        found = consumer.poll(10)
+    finally:
+        consumer.close()
+    shown = f"{(found.key() or b'').decode()} → {(found.value() or b'').decode()}" if found else "nothing"
+    return f"{sum(high - low for low, high in ends.values())} messages, such as {shown}"
+
+
+def _passed_on(config: Config) -> int:
+    """Print what went to other topics and tables; how many of them are not complete."""
+    wrong = 0
+    for sent in _sent(config):
+        kind, name = sent["to"].split()
+        rows = rows_and_bytes(table(config, "routes", name))[0]
+        said = _newest(config, name) if kind == "topic" else f"{rows} rows"
+        same = sent["position"] == sent["head"]
+        wrong += not same
+        print(f"{sent['from']} → {sent['to']}: {said}: {'complete' if same else 'NOT COMPLETE'}")
+    return wrong
 
 
 def _summary(config: Config, simulator: Simulator, freshness: list[float]) -> int:
@@ -186,6 +223,7 @@ def _summary(config: Config, simulator: Simulator, freshness: list[float]) -> in
         print(
             f"{name}: {found['keys']} keys at version {found['position']}; the API says {api.get('keys')} at {api.get('position')}: {_yes(same)}"
         )
+    wrong += _passed_on(config)
     if freshness:
         ordered = sorted(freshness)
         print(

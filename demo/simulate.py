@@ -15,6 +15,8 @@ DEVICES = [f"device-{n:03d}" for n in range(200)]
 AGENTS = ["north", "south", "east", "west", "core"]
 SHOPS = [f"STR{n}" for n in range(100, 110)]
 CARDS = [str(3_000_000_000 + 7919 * n) for n in range(300)]
+CITIES = ["Aarau", "Bergen", "Cork", "Delft"]
+ITEMS = [("203", "Bunk bed", 168.6), ("208", "Canopy bed", 50.8), ("311", "Lamp", 12.25), ("407", "Tea pot", 9.9)]
 RUBBISH = [
     b"",
     b"{not json",
@@ -39,7 +41,17 @@ def report(dice: random.Random, health: dict[str, str]) -> tuple[str | None, byt
 
 def invoice(dice: random.Random, number: int) -> tuple[str, bytes]:
     """One sale at a till, as a key and a payload."""
-    shop, prime = dice.choice(SHOPS), dice.random() < 0.4
+    shop, prime, home = dice.choice(SHOPS), dice.random() < 0.4, dice.random() < 0.3
+    lines: list[dict[str, Any]] = [
+        {"ItemCode": code, "ItemDescription": what, "ItemPrice": price, "ItemQty": dice.randrange(1, 4)}
+        for code, what, price in dice.sample(ITEMS, dice.randrange(1, 4))
+    ]
+    address = {
+        "AddressLine": f"{dice.randrange(1, 99)} Station Road",
+        "City": dice.choice(CITIES),
+        "PinCode": str(dice.randrange(10**5, 10**6)),
+        "ContactNumber": str(dice.randrange(10**9, 10**10)),
+    }
     body = {
         "InvoiceNumber": str(number),
         "CreatedTime": int(time.time() * 1000),
@@ -47,9 +59,11 @@ def invoice(dice: random.Random, number: int) -> tuple[str, bytes]:
         "PosID": f"POS{dice.randrange(1, 5)}",
         "CustomerType": "PRIME" if prime else "NONPRIME",
         "CustomerCardNo": dice.choice(CARDS) if prime else None,
-        "TotalAmount": round(dice.uniform(3, 400), 2),
-        "NumberOfItems": dice.randrange(1, 12),
-        "DeliveryType": dice.choice(["TAKEAWAY", "TAKEAWAY", "HOME-DELIVERY"]),
+        "TotalAmount": round(sum(line["ItemPrice"] * line["ItemQty"] for line in lines), 2),
+        "NumberOfItems": sum(line["ItemQty"] for line in lines),
+        "DeliveryType": "HOME-DELIVERY" if home else "TAKEAWAY",
+        "DeliveryAddress": address if home else None,
+        "InvoiceLineItems": lines,
     }
     return shop, json.dumps(body).encode()
 

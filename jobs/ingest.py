@@ -26,6 +26,7 @@ from pyspark.sql import functions as F
 
 from jobs import metrics
 from jobs.lake import create_stream, next_offsets
+from jobs.lookup import Lookups
 from jobs.parse import accepted, parse, refused
 from jobs.rules import rule_of
 from statehouse import kafka
@@ -46,6 +47,7 @@ class Ingest:
         self.changelog = table(config, "changelog", stream.name)
         self.quarantine = table(config, "quarantine", stream.name)
         self.rules = [rule_of(spark, config, s) for s in config.stores_of(stream.name)]
+        self.lookups = Lookups(spark, config, stream) if stream.lookups else None
         self.busy = threading.Lock()
         self.stopping = threading.Event()
         self.events = self.refused = 0  # of this run
@@ -93,7 +95,7 @@ class Ingest:
                 return
             records.sparkSession.conf.set("spark.sql.shuffle.partitions", "2")
             records.sparkSession.conf.set("spark.sql.adaptive.enabled", "false")  # nothing to adapt to, a job more
-            parsed = parse(records.where(new(self.offsets)), self.stream, self.rules).persist()
+            parsed = parse(records.where(new(self.offsets)), self.stream, self.rules, self.lookups).persist()
             try:
                 counts = parsed.groupBy("_partition").agg(F.count("*"), F.count("_reason"), F.max("_offset")).collect()
                 if not counts:

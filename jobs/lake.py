@@ -65,7 +65,7 @@ def create(spark: SparkSession, path: str, columns: dict[str, str], properties: 
 def _half_made(spark: SparkSession, path: str) -> bool:
     """Whether a process ended between making a table's folder and its first commit."""
     names = [
-        status.getPath().getName() for status in _files(spark, path).listStatus(_path(spark, f"{path}/_delta_log"))
+        status.getPath().getName() for status in files(spark, path).listStatus(hadoop_path(spark, f"{path}/_delta_log"))
     ]
     return not any(name.endswith((".json", ".parquet")) for name in names)
 
@@ -76,7 +76,7 @@ def create_stream(spark: SparkSession, config: Config, stream: Stream) -> None:
     path = table(config, "changelog", stream.name)
     create(spark, path, changelog_columns(stream), CHANGELOG_PROPERTIES)
     kept = {f.name.lower(): f.dataType.simpleString() for f in spark.read.format("delta").load(path).schema}
-    for column in stream.columns:
+    for column in stream.known:
         kind = spark.createDataFrame([], f"x {column.type}").schema[0].dataType.simpleString()
         found = kept.get(column.name.lower())
         if found is None:
@@ -148,15 +148,17 @@ def _keys(rule: Rule) -> str:
 
 def remove(spark: SparkSession, path: str) -> None:
     """Delete a folder with all that is in it, wherever Spark can reach it; nothing where there is none."""
-    _files(spark, path).delete(_path(spark, path), True)
+    files(spark, path).delete(hadoop_path(spark, path), True)
 
 
-def _path(spark: SparkSession, path: str) -> Any:
+def hadoop_path(spark: SparkSession, path: str) -> Any:
+    """A path as Hadoop has it."""
     return spark._jvm.org.apache.hadoop.fs.Path(path)  # type: ignore[union-attr]
 
 
-def _files(spark: SparkSession, path: str) -> Any:
-    return _path(spark, path).getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+def files(spark: SparkSession, path: str) -> Any:
+    """Hadoop's file system of a path."""
+    return hadoop_path(spark, path).getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
 
 
 def replace(rows: DataFrame, path: str, properties: dict[str, str]) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from jobs.lake import create_stream, next_offsets
+from jobs.lookup import Lookups
 from jobs.parse import accepted, parse, refused
 from jobs.rules import rule_of
 from statehouse.config import Column, Config, Stream
@@ -68,7 +69,8 @@ def load(spark: SparkSession, config: Config, stream: Stream, file: str | Path) 
         records = _numbered(read(spark, stream, path), stream, first)
     except Exception as error:  # not what its name says, or broken: Spark has many words for it
         raise StatehouseError(f"{path}: cannot be read: {first_line(error)}") from error
-    parsed = parse(records, stream, rules).persist()
+    lookups = Lookups(spark, config, stream) if stream.lookups else None
+    parsed = parse(records, stream, rules, lookups).persist()
     try:
         events, bad = parsed.selectExpr("count_if(_reason IS NULL)", "count(_reason)").collect()[0]
         once = {"txnAppId": done, "txnVersion": "1"}

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from jobs.lookup import Lookups, many
 from statehouse.config import Column, Stream
 from statehouse.fold import Rule, literal, quoted
 from statehouse.kafka import OP_HEADER, STORE_HEADER
@@ -75,6 +76,10 @@ def _report_reason(stream: Stream) -> str:
                 "'found an event time outside the years 1 to 9999'",
             ),
         ]
+    for lookup in stream.lookups:
+        rows, by = quoted(many(lookup)), f"concat_ws('/', {', '.join(by for _, by in lookup.matches)})"
+        said = f"concat({literal(f'{lookup.name}: found ')}, {rows}, ' rows with the key ', {by}, ', expected one')"
+        branches.append((f"{rows} > 1", said))
     branches.append(
         ("_time IS NULL AND _timestamp IS NULL", "'found no time, expected one: a row of a file has no other'")
     )
@@ -139,9 +144,8 @@ def _header(name: str) -> str:
     return f"CAST(element_at(reverse(headers.value), {found}) AS STRING)"
 
 
-def parse(records: DataFrame, stream: Stream, rules: Iterable[Rule]) -> DataFrame:
-    """Kafka's records (with headers) as the changelog's columns, ``_reason`` (null: accepted) and, for the
-    quarantine, ``_text``, ``_bytes``, ``_headers`` and ``_timestamp``, which are null where the event is accepted: the
+def parse(records: DataFrame, stream: Stream, rules: Iterable[Rule], lookups: Lookups | None = None) -> DataFrame:
+    """Kafka's records (with headers) as the changelog's columns, ``_reason`` (null: accepted) and, for the quarantine, ``_text``, ``_bytes``, ``_headers`` and ``_timestamp``, which are null where the event is accepted: the
     callers keep these rows in memory."""
     schema = ", ".join([*(f"{quoted(c.name)} {c.type}" for c in stream.columns), f"{CORRUPT} STRING"])
     options = f"map('mode', 'PERMISSIVE', 'columnNameOfCorruptRecord', '{CORRUPT}', 'allowSingleQuotes', 'false')"
@@ -169,6 +173,7 @@ def parse(records: DataFrame, stream: Stream, rules: Iterable[Rule]) -> DataFram
         .withColumn("_agent", F.expr("CASE WHEN _op = 'set' THEN get_json_object(_text, '$.agent') END"))
         .withColumn("_value", F.expr("CASE WHEN _op = 'set' THEN get_json_object(_text, '$.value') END"))
         .selectExpr("*", *payload)
+        .transform(lookups.join if lookups else lambda rows: rows)
         .withColumn("_time", F.expr(f"CASE WHEN _op = 'report' THEN CAST({stream.time or 'NULL'} AS TIMESTAMP) END"))
         .withColumn(
             "_reason",
@@ -178,7 +183,7 @@ def parse(records: DataFrame, stream: Stream, rules: Iterable[Rule]) -> DataFram
         .withColumn("_log_time", F.expr(NOW))
         .withColumn("_payload", F.expr("_text" if stream.keep_payload else "CAST(NULL AS STRING)"))
         .select(
-            *(quoted(c.name) for c in stream.columns),
+            *(quoted(c.name) for c in stream.known),
             *EVENT_COLUMNS,
             "_reason",
             *(
@@ -192,7 +197,7 @@ def parse(records: DataFrame, stream: Stream, rules: Iterable[Rule]) -> DataFram
 def accepted(parsed: DataFrame, stream: Stream) -> DataFrame:
     """The rows for the changelog."""
     rows = parsed.where("_reason IS NULL")
-    return rows.select(*(quoted(c.name) for c in stream.columns), *EVENT_COLUMNS)
+    return rows.select(*(quoted(c.name) for c in stream.known), *EVENT_COLUMNS)
 
 
 def refused(parsed: DataFrame) -> DataFrame:

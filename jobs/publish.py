@@ -82,17 +82,18 @@ class Publisher:
                 self.topic,
             )
         try:
-            count = self._send(self._differing(head) if start is None else self._changed(start, head), delta, settings)
+            found = self._differing(delta) if start is None else self._changed(start, delta)
+            count = self._send(found, folded(delta), settings)
         except Exception as error:
             if start is None or not feed.gone(error):
                 raise
-            count = self._send(self._differing(head), delta, settings)
+            count = self._send(self._differing(delta), folded(delta), settings)
         position.move(head, {})
         return Sent(self.kind, self.name, start, head, count, time.monotonic() - began)
 
-    def _send(self, found: DataFrame, delta: DeltaTable, settings: dict[str, str]) -> int:
+    def _send(self, found: DataFrame, position: int | None, settings: dict[str, str]) -> int:
         """Send rows of ``key`` and ``value``; how many there are."""
-        named = headers({POSITION_HEADER: F.lit(folded(delta))}).alias("headers")
+        named = headers({POSITION_HEADER: F.lit(position)}).alias("headers")
         messages = found.select("key", "value", named).persist()
         try:
             largest = int(settings["max.message.bytes"])
@@ -117,13 +118,12 @@ class Publisher:
         text = json([*columns, F.col("_position").alias("position")])
         return made.withColumns({"_key": F.expr(key_text(self.rule)), "_value": F.when(F.expr(self.where), text)})
 
-    def _changed(self, start: int, head: int) -> DataFrame:
+    def _changed(self, start: int, delta: DeltaTable) -> DataFrame:
         """By the state's feed: the last message of each key that some version since has changed.
 
         Not what differs between the two ends: a crash may have published something in between.
         """
-        position = folded(DeltaTable(self.state, version=head))
-        rows = self._messages(feed.changes(self.spark, self.state, start, head), position)
+        rows = self._messages(feed.changes(self.spark, self.state, start, delta.version()), folded(delta))
         value = json(["value"])
         by_version = rows.groupBy("_key", "_commit_version").agg(
             F.max(F.when(F.expr(f"_change_type IN {WENT} AND _value IS NOT NULL"), value)).alias("_was"),
@@ -136,11 +136,14 @@ class Publisher:
         )
         return last.where("_changed").selectExpr("_key AS key", "_value AS value")
 
-    def _differing(self, head: int) -> DataFrame:
+    def _differing(self, delta: DeltaTable) -> DataFrame:
         """By the topic: what its last messages are not by the state, or not any more."""
-        position = folded(DeltaTable(self.state, version=head))
-        state = self.spark.read.format("delta").option("versionAsOf", head).load(self.state)
-        now = self._messages(state, position).where("_value IS NOT NULL").selectExpr("_key AS key", "_value AS value")
+        state = self.spark.read.format("delta").option("versionAsOf", delta.version()).load(self.state)
+        now = (
+            self._messages(state, folded(delta))
+            .where("_value IS NOT NULL")
+            .selectExpr("_key AS key", "_value AS value")
+        )
         properties = {f"kafka.{name}": value for name, value in kafka.java(self.config.kafka).items()}
         topic = self.spark.read.format("kafka").options(**properties).option("subscribe", self.topic).load()
         texts = topic.selectExpr("CAST(key AS STRING) AS key", "CAST(value AS STRING) AS _said", "timestamp", "offset")

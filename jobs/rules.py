@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import cast
 
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from jobs.lookup import table_of, twofold
 from jobs.route import SOURCE, shaped
-from statehouse.config import Config, Own, Route, Store, Stream
-from statehouse.errors import ConfigError
+from statehouse.config import Config, Lookup, Own, Route, Store, Stream
+from statehouse.errors import ConfigError, StatehouseError
 from statehouse.fold import Rule, quoted
 from statehouse.reducers import ORDER
 from statehouse.tables import changelog_columns
@@ -20,19 +21,20 @@ from statehouse.tables import changelog_columns
 REFUSED_KEYS = ("map", "array", "struct", "binary", "float", "double", "variant")
 
 
-def schema_of(spark: SparkSession, stream: Stream) -> StructType:
-    """The payload's columns, all nullable: what is NOT NULL is refused with a reason, not by the parser."""
-    ddl = ", ".join(f"`{c.name}` {c.type}" for c in stream.columns)
-    schema = cast(StructType, StructType.fromDDL(ddl))
+def schema_of(columns: Mapping[str, str]) -> StructType:
+    """Columns that expressions may name, all nullable: what is NOT NULL is refused with a reason, not by the parser."""
+    schema = cast(StructType, StructType.fromDDL(", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())))
     for found in schema.fields:
         found.nullable = True
     return schema
 
 
-def type_of(spark: SparkSession, stream: Stream, expression: str) -> str:
-    """The Spark DDL type of an expression over a stream's columns; ConfigError with Spark's own words."""
+def type_of(spark: SparkSession, stream: Stream, expression: str, columns: Mapping[str, str] | None = None) -> str:
+    """The Spark DDL type of an expression over a stream's columns (by default all that the changelog has); ConfigError with Spark's
+    own words."""
     try:
-        frame = spark.createDataFrame([], schema_of(spark, stream)).selectExpr(f"({expression}) AS x")
+        schema = schema_of(columns if columns is not None else changelog_columns(stream))
+        frame = spark.createDataFrame([], schema).selectExpr(f"({expression}) AS x")
         return frame.schema[0].dataType.simpleString().upper()
     except (AnalysisException, ParseException) as error:
         raise ConfigError(_short(error)) from None
@@ -47,20 +49,25 @@ def problems(spark: SparkSession, config: Config) -> list[tuple[tuple, str]]:
     """What Spark refuses: the path in the file, and what was found and expected. Empty when all is well."""
     found: list[tuple[tuple, str]] = []
 
-    def ask(stream: Stream, path: tuple, expression: str | None) -> str | None:
+    def ask(
+        stream: Stream, path: tuple, expression: str | None, columns: Mapping[str, str] | None = None
+    ) -> str | None:
         try:
-            return type_of(spark, stream, expression) if expression is not None else None
+            return type_of(spark, stream, expression, columns) if expression is not None else None
         except ConfigError as error:
             found.append((path, f"found {expression!r}: {error}"))
             return None
 
+    for lookup in config.lookups.values():
+        found += _wrong_table(spark, config, lookup)
     for stream in config.streams.values():
+        payload = {c.name: c.type for c in stream.columns}
         try:
-            schema_of(spark, stream)
+            schema_of(payload)
         except (AnalysisException, ParseException) as error:
             found.append((("streams", stream.name, "schema"), f"found {stream.schema_!r}: {_short(error)}"))
             continue
-        kind = ask(stream, ("streams", stream.name, "time"), stream.time)
+        kind = ask(stream, ("streams", stream.name, "time"), stream.time, payload)
         if kind not in (None, "TIMESTAMP", "DATE", "TIMESTAMP_NTZ"):
             message = f"found {stream.time!r} of type {kind}, expected a TIMESTAMP (such as timestamp_millis(...))"
             found.append((("streams", stream.name, "time"), message))
@@ -92,6 +99,23 @@ def problems(spark: SparkSession, config: Config) -> list[tuple[tuple, str]]:
     return found
 
 
+def _wrong_table(spark: SparkSession, config: Config, lookup: Lookup) -> Iterator[tuple[tuple, str]]:
+    """What is wrong with a lookup: its table, which is read, and what it is matched by."""
+    path, stream = ("lookups", lookup.name), config.streams[lookup.stream]
+    for index, (column, by) in enumerate(lookup.matches):
+        try:
+            rows = spark.createDataFrame([], schema_of({c.name: c.type for c in stream.columns}))
+            rows.selectExpr(f"({by}) = CAST(NULL AS {column.type})")
+        except (AnalysisException, ParseException) as error:
+            yield (*path, "by", index), f"found {by!r}: {_short(error)}"
+    try:
+        rows = table_of(spark, lookup)
+        if twice := twofold(lookup, rows):
+            yield (*path, "table"), f"found {twice}, expected one"
+    except StatehouseError as error:
+        yield (*path, "table"), str(error)
+
+
 def _unpublished(spark: SparkSession, config: Config, store: Store, where: str) -> Iterator[tuple[tuple, str]]:
     """What Spark refuses of a published store's ``where``: it is over the state's columns."""
     path, rule = ("stores", store.name, "publish", "where"), rule_of(spark, config, store)
@@ -109,8 +133,7 @@ def _unpublished(spark: SparkSession, config: Config, store: Store, where: str) 
 
 def _wrong_in(spark: SparkSession, stream: Stream, route: Route) -> Iterator[tuple[tuple, str]]:
     """What Spark refuses of a route."""
-    path, log = ("routes", route.name), ", ".join(f"{quoted(c)} {t}" for c, t in changelog_columns(stream).items())
-    rows = spark.createDataFrame([], log)
+    path, rows = ("routes", route.name), spark.createDataFrame([], schema_of(changelog_columns(stream)))
     if route.where:
         try:
             kind = type_of(spark, stream, route.where)

@@ -128,7 +128,8 @@ def _check(arguments: argparse.Namespace) -> int:
             f"{path}:{line}: note: {'.'.join(map(str, where))}: {message}; served at the MERGE's freshness",
             file=sys.stderr,
         )
-    parts = {"streams": len(config.streams), "stores": len(config.stores), "routes": len(config.routes)}
+    sections = ("streams", "lookups", "stores", "routes")
+    parts = {name: len(getattr(config, name)) for name in sections}
     print(f"{path}: {', '.join(f'{count} {name}' for name, count in parts.items() if count)}: all right")
     return 0
 
@@ -209,17 +210,23 @@ def _broker(arguments: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> None:
-    from statehouse.status import store_status, stream_status
+    from statehouse.status import published_status, route_status, store_status, stream_status
 
     config = configuration.load(arguments.config)
     streams = [stream_status(config, n) for n in config.streams]
     stores = [store_status(config, n) for n in config.stores]
+    routes = [route_status(config, n) for n in config.routes]
+    told = [published_status(config, n) for n, store in config.stores.items() if store.publish]
     if arguments.json:
-        print(json.dumps({"streams": streams, "stores": stores}, indent=2))
+        print(json.dumps({"streams": streams, "stores": stores, "routes": routes, "published": told}, indent=2))
         return
     _table("stream", ("topic", "events", "quarantined", "version", "behind", "bytes"), streams)
     print()
     _table("store", ("reduce", "keys", "position", "head", "lag_ms", "unkeyed", "late", "version", "bytes"), stores)
+    for of, rows in (("route", routes), ("published", told)):
+        if rows:
+            print()
+            _table(of, ("from", "to", "position", "head"), rows)
 
 
 COMMANDS = {

@@ -22,6 +22,7 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    PrivateAttr,
     Tag,
     ValidationError,
     field_validator,
@@ -160,6 +161,43 @@ class _Model(BaseModel):
         return {**state, "__dict__": {n: v for n, v in state["__dict__"].items() if n in type(self).model_fields}}
 
 
+class Lookup(_Model):
+    """A small table, of whose rows a stream's events get the one that has their key: a column of that name, a struct."""
+
+    name: str = ""
+    stream: str
+    table: str = Field(min_length=1)  # a Delta table, a CSV file with a header, or Parquet
+    schema_: Annotated[str, AfterValidator(lambda s: parse_schema(s) and s)] = Field(alias="schema")
+    key: Annotated[list[str], BeforeValidator(_selected)] = Field(min_length=1)
+    by: Annotated[list[Expression], BeforeValidator(_selected)] = Field(default_factory=list)  # 'on' is true in YAML
+
+    @cached_property
+    def columns(self) -> list[Column]:
+        """The table's columns that are wanted."""
+        return parse_schema(self.schema_)
+
+    @property
+    def matches(self) -> list[tuple[Column, str]]:
+        """The table's key, and the expression over the stream's columns that each part of it is equal to."""
+        known = {c.name: c for c in self.columns}
+        return [(known[name], found) for name, found in zip(self.key, self.by or self.key, strict=True)]
+
+    @property
+    def column(self) -> Column:
+        """The column that events get."""
+        fields = ", ".join(f"`{c.name}`: {c.type}" for c in self.columns)
+        return Column(name=self.name, type=f"STRUCT<{fields}>")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Lookup:
+        names = [c.name for c in self.columns]
+        if unknown := [name for name in self.key if name not in names]:
+            raise ValueError(f"found the key {unknown[0]!r}, expected one of {', '.join(names)}")
+        if self.by and len(self.by) != len(self.key):
+            raise ValueError(f"found by: {', '.join(self.by)}, expected as many expressions as key has columns")
+        return self
+
+
 class Stream(_Model):
     """A topic and the shape of its JSON payload."""
 
@@ -169,10 +207,22 @@ class Stream(_Model):
     time: Expression | None = None
     keep_payload: bool = False
 
+    _lookups: tuple[Lookup, ...] = PrivateAttr(())
+
     @cached_property
     def columns(self) -> list[Column]:
         """The payload's columns, in the file's order."""
         return parse_schema(self.schema_)
+
+    @property
+    def lookups(self) -> tuple[Lookup, ...]:
+        """What its events are joined with."""
+        return self._lookups
+
+    @property
+    def known(self) -> list[Column]:
+        """The columns that expressions may name: the payload's, and those of the lookups."""
+        return [*self.columns, *(lookup.column for lookup in self.lookups)]
 
     @cached_property
     def time_columns(self) -> list[str]:
@@ -369,6 +419,7 @@ class Config(_Model):
     root: str = "./lake"
     kafka: dict[str, Any] = Field(default_factory=lambda: {"bootstrap.servers": "127.0.0.1:9092"})
     streams: dict[Name, Stream] = Field(min_length=1)
+    lookups: dict[Name, Lookup] = Field(default_factory=dict)
     stores: dict[Name, Store] = Field(default_factory=dict)
     routes: dict[Name, Route] = Field(default_factory=dict)
     merge_every: Duration = 5000
@@ -379,11 +430,15 @@ class Config(_Model):
     @model_validator(mode="before")
     @classmethod
     def _names(cls, data: Any) -> Any:
-        for section in ("streams", "stores", "routes"):
+        for section in ("streams", "lookups", "stores", "routes"):
             entries = data.get(section) if isinstance(data, dict) else None
             if isinstance(entries, dict):
                 data[section] = {n: {**e, "name": n} if isinstance(e, dict) else e for n, e in entries.items()}
         return data
+
+    @model_validator(mode="after")
+    def _joined(self) -> Config:
+        return _attached(self)
 
     @field_validator("root")
     @classmethod
@@ -396,6 +451,13 @@ class Config(_Model):
     def stores_of(self, stream: str) -> list[Store]:
         """The stores that a stream feeds, in the file's order."""
         return [s for s in self.stores.values() if s.stream == stream]
+
+
+def _attached(config: Config) -> Config:
+    """The same, whose streams know their lookups."""
+    for stream in config.streams.values():
+        stream._lookups = tuple(lookup for lookup in config.lookups.values() if lookup.stream == stream.name)
+    return config
 
 
 def _nodes(node: yaml.Node | None, path: tuple = ()) -> Iterator[tuple[tuple, int]]:
@@ -477,6 +539,12 @@ def load(file: str | Path | None = None, environ: Mapping[str, str] = os.environ
         except ValueError as error:
             raise ConfigError(f"{path}:{line_of(lines, ('root',))}: root: {error}") from None
         config = config.model_copy(update={"root": root})
+    tables = {
+        name: lookup.model_copy(update={"table": str((path.parent / lookup.table).absolute())})
+        for name, lookup in config.lookups.items()
+        if "://" not in lookup.table
+    }
+    config = _attached(config.model_copy(update={"lookups": {**config.lookups, **tables}}))
     files = {name: getattr(config.api, name) for name in ("tokens", "cache")}
     absolute = {name: str((path.parent / file).absolute()) for name, file in files.items() if file is not None}
     return config.model_copy(update={"api": config.api.model_copy(update=absolute)})
@@ -493,6 +561,11 @@ def _inconsistent(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
             yield ("stores", store.name, "stream"), f"found stream {store.stream!r}, expected one of {names}"
         elif store.publish and store.publish.topic == config.streams[store.stream].topic:
             yield ("stores", store.name, "publish"), f"found {store.publish.topic!r}, expected {ANOTHER}"
+    for lookup in config.lookups.values():
+        if lookup.stream not in config.streams:
+            yield ("lookups", lookup.name, "stream"), f"found stream {lookup.stream!r}, expected one of {names}"
+        elif lookup.name.lower() in (c.name.lower() for c in config.streams[lookup.stream].columns):
+            yield ("lookups", lookup.name), f"found the name of a column of {lookup.stream}, expected one of its own"
     for route in config.routes.values():
         if route.stream not in config.streams:
             yield ("routes", route.name, "from"), f"found stream {route.stream!r}, expected one of {names}"
@@ -544,9 +617,14 @@ def _complaint(path: Path, lines: Mapping[tuple, int], error: Mapping[str, Any])
     )
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        model: Any = {"streams": Stream, "stores": Store, "routes": Route, "api": Api, "jobs": Jobs}.get(
-            str(where[0]) if len(where) > 1 else "", Config
-        )
+        model: Any = {
+            "streams": Stream,
+            "lookups": Lookup,
+            "stores": Store,
+            "routes": Route,
+            "api": Api,
+            "jobs": Jobs,
+        }.get(str(where[0]) if len(where) > 1 else "", Config)
         parts = {"reduce": Own, "to": Target, "publish": Publish}
         model = next((parts[str(part)] for part in where[2:-1] if part in parts), model)
         known = sorted({f.alias or n for n, f in model.model_fields.items() if n != "name"})

@@ -58,6 +58,9 @@ def gained(stream: Stream, names: Sequence[str]) -> dict[str, str]:
             found = [name] if column.name.lower() in known else []  # a version from before has no such column yet
             payload = f"from_json(_payload, {literal(f'{name} {column.type}')}).{name}"
             made[column.name] = f"coalesce({', '.join([*found, payload])})"
+    for lookup in stream.lookups:  # what was looked up is in no payload
+        if lookup.name.lower() not in known:
+            made[lookup.name] = f"CAST(NULL AS {lookup.column.type})"
     return made
 
 

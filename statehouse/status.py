@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from deltalake import DeltaTable
+
 from statehouse import kafka
 from statehouse.config import Config
 from statehouse.errors import KafkaUnavailable
-from statehouse.tables import commit_time, metadata, opened, position, rows_and_bytes, table
+from statehouse.tables import commit_time, metadata, opened, position, published, routed, rows_and_bytes, table
 
 
 def lag_ms(changelog: str, folded: int | None, head: int | None) -> int:
@@ -43,6 +45,33 @@ def stream_status(config: Config, name: str) -> dict[str, Any]:
         "behind": behind,
         "bytes": size,
     }
+
+
+def route_status(config: Config, name: str) -> dict[str, Any]:
+    """One route: the changelog version that it has sent, and the newest."""
+    route = config.routes[name]
+    path, application = routed(config, route)
+    return {
+        "name": name,
+        "from": route.stream,
+        "to": f"topic {route.to.topic}" if route.to.topic else f"table {route.to.table}",
+        **_sent(path, application, opened(table(config, "changelog", route.stream))),
+    }
+
+
+def published_status(config: Config, name: str) -> dict[str, Any]:
+    """One published store: the version of its state that its topic has, and the newest."""
+    store = config.stores[name]
+    assert store.publish
+    state = opened(table(config, "state", name))
+    path, application = published(config, store, state) if state else ("", "")
+    return {"name": name, "from": name, "to": f"topic {store.publish.topic}", **_sent(path, application, state)}
+
+
+def _sent(path: str, application: str, source: DeltaTable | None) -> dict[str, Any]:
+    kept = opened(path) if source else None
+    position = kept.transaction_version(application) if kept else None
+    return {"position": position, "head": source.version() if source else None}
 
 
 def store_status(config: Config, name: str) -> dict[str, Any]:

@@ -48,8 +48,8 @@ GENERATION = "statehouse.generation"  # how often a state, or its tombstones, wa
 
 
 def changelog_columns(stream: Stream) -> dict[str, str]:
-    """The columns of a stream's changelog: the payload's, then the system's."""
-    return {**{c.name: c.type for c in stream.columns}, **EVENT_COLUMNS}
+    """The columns of a stream's changelog: the payload's, those of its lookups, then the system's."""
+    return {**{c.name: c.type for c in stream.known}, **EVENT_COLUMNS}
 
 
 def table(config: Config, kind: str, name: str) -> str:

@@ -25,10 +25,13 @@ streams:
     schema: >-
       booking_id INT NOT NULL, customer_id INT, item_id INT, clerk STRING, booked_at TIMESTAMP, returned_at TIMESTAMP
     time: booked_at
+    keep_payload: true
 stores:
   latest_booking: {{stream: bookings, key: customer_id, value: booked_at, reduce: latest}}
   bookings_made: {{stream: bookings, key: customer_id, reduce: count}}
   usual_clerk: {{stream: bookings, key: customer_id, agent: booking_id, value: clerk, reduce: majority}}
+  by_key: {{stream: bookings, key: _key, value: _payload, reduce: latest}}
+  by_time: {{stream: bookings, key: [customer_id, booked_at], value: item_id, reduce: latest}}
 """
 
 
@@ -83,13 +86,29 @@ def expected():
     return answer
 
 
+def queryable(base, sent):
+    """The topic by the key of its messages, and by customer and time."""
+    for customer in (1, 300, 599):
+        mine = [row for row in sent if row["customer_id"] == customer]
+        last = max(enumerate(mine), key=lambda found: (found[1]["booked_at"], found[0]))[1]
+        assert json.loads(requests.get(f"{base}/stores/by_key/keys/{customer}").json()["value"]) == last
+        times = sorted(row["booked_at"] for row in mine)[5:10]
+        query = {"from": f"{customer}/{times[0]}", "to": f"{customer}/{times[-1]}"}
+        found = requests.get(f"{base}/stores/by_time/keys", params=query).json()["rows"]
+        wanted = {row["booked_at"]: row["item_id"] for row in mine if times[0] <= row["booked_at"] < times[-1]}
+        assert {row["booked_at"].replace(".000000", "")[:19]: row["value"] for row in found} == {
+            at.replace(" ", "T")[:19]: item for at, item in wanted.items()
+        }
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not FILE.is_file(), reason="the shared data is not beside the checkout")
 def test_the_bookings_of_every_customer(broker, tmp_path, unused_tcp_port):
     topic = f"bookings-{os.getpid()}"
     (tmp_path / "statehouse.yaml").write_text(CONFIG.format(bootstrap=broker.bootstrap, topic=topic))
     with gzip.open(FILE, "rb") as lines:
-        produce(broker.bootstrap, topic, [(None, line.strip(), None, 0) for line in lines])
+        sent = [line.strip() for line in lines]
+        produce(broker.bootstrap, topic, [(f"{json.loads(line)['customer_id']}", line, None, 0) for line in sent])
     statehouse(tmp_path, "run", "--once")
     status = json.loads(statehouse(tmp_path, "status", "--json"))
     assert (
@@ -128,6 +147,7 @@ def test_the_bookings_of_every_customer(broker, tmp_path, unused_tcp_port):
             assert points[customer] == [iso[customer], made, clerk]
             assert [scans[s][customer] for s in ("latest_booking", "bookings_made", "usual_clerk")] == points[customer]
         assert all(len(rows) == 599 for rows in scans.values())
+        queryable(base, [json.loads(line) for line in sent])
     finally:
         server.terminate()
         assert server.wait(20) == 0

@@ -23,9 +23,9 @@ from statehouse.errors import BrokerError
 
 def send(broker: Broker, topic: str, *payloads: bytes) -> None:
     """Produces to one partition; returns when Kafka has acknowledged all of it."""
-    # One request at a time, or a retry while the topic comes into being could change the order.
+    # Idempotent, or a retry while the topic comes into being could change the order.
     settings = {"bootstrap.servers": broker.bootstrap, "message.max.bytes": 16_000_000}
-    producer = Producer(settings | {"max.in.flight": 1})
+    producer = Producer(settings | {"enable.idempotence": True})
     errors: list[KafkaError | None] = []
     for payload in payloads:
         producer.produce(topic, payload, partition=0, on_delivery=lambda error, _: errors.append(error))

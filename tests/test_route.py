@@ -17,9 +17,11 @@ from jobs.route import Router
 from jobs.rules import problems
 from jobs.run import send_on
 from statehouse import kafka
+from statehouse.config import Route
 from statehouse.errors import ConfigError, StatehouseError
 from tests.records import SCHEMA, control, iso, record, rows
 
+NOTHING = {"from": "sales", "where": "FALSE", "to": {"table": "none"}}
 T0 = 1_700_000_000_000_000
 CONFIG = """
 streams:
@@ -194,6 +196,16 @@ def test_one_that_fails_does_not_keep_the_others(spark, sold, monkeypatch):
         send_on(made, threading.Event())
     for router in made[2:]:
         assert router.round() is None and rows(spark, router.position.path)
+
+
+def test_what_no_event_passes_is_an_empty_table_and_moves_on(spark, sold):
+    config, sell, _ = sold
+    sell(30)
+    router = Router(spark, config, Route.model_validate({**NOTHING, "name": "none"}))
+    for _ in range(2):
+        assert router.round().count and router.round() is None
+        assert rows(spark, f"{config.root}/routes/none") == []
+        sell(30)
 
 
 def test_a_message_that_is_too_long_is_in_the_quarantine(spark, broker, sold):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from statehouse.cli import parser
-from statehouse.config import Api, Config, Jobs, Publish, Route, Store, Stream, Target
+from statehouse.config import Api, Config, Jobs, Lookup, Publish, Route, Store, Stream, Target
 from statehouse.reducers import REDUCERS
 
 TOP = Path(__file__).parents[1]
@@ -45,7 +45,7 @@ def test_every_setting_reducer_and_subcommand_is_in_the_readme():
     readme = (TOP / "README.md").read_text()
     settings = {
         f.alias or n
-        for m in (Config, Stream, Store, Route, Target, Publish, Api, Jobs)
+        for m in (Config, Stream, Lookup, Store, Route, Target, Publish, Api, Jobs)
         for n, f in m.model_fields.items()
         if n != "name"
     }

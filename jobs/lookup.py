@@ -1,0 +1,117 @@
+"""Small tables that a stream's events are joined with before anything else: a row's struct becomes a column of the event.
+
+The event has in the changelog what the table said when it was read. So a state is a function of the changelog as ever: folding it
+anew, in Spark or in DuckDB, asks no table that says something else by now.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from jobs.lake import files, hadoop_path
+from statehouse.config import Config, Lookup, Stream
+from statehouse.errors import ConfigError, StatehouseError, first_line
+from statehouse.fold import quoted
+from statehouse.tables import opened
+
+log = logging.getLogger("statehouse")
+
+
+def many(lookup: Lookup) -> str:
+    """The column with the number of rows that have an event's key."""
+    return f"_rows of {lookup.name}"
+
+
+def _key(lookup: Lookup, index: int) -> str:
+    return f"_key {index} of {lookup.name}"
+
+
+def table_of(spark: SparkSession, lookup: Lookup) -> DataFrame:
+    """A lookup's table as it is now: a row a key, with the struct of its first row, and how :func:`many` there are. Raises
+    ConfigError where it cannot be read, or lacks a column."""
+    try:
+        rows = _read(spark, lookup.table)
+        names = {name.strip().lower(): name for name in rows.columns}
+        if missing := [c.name for c in lookup.columns if c.name.lower() not in names]:
+            raise ConfigError(
+                f"{lookup.table}: found no column {missing[0]!r}, expected it among {', '.join(rows.columns)}"
+            )
+        columns = [f"CAST({quoted(names[c.name.lower()])} AS {c.type}) AS {quoted(c.name)}" for c in lookup.columns]
+        keys = [F.col(quoted(column.name)).alias(_key(lookup, i)) for i, (column, _) in enumerate(lookup.matches)]
+        found = rows.selectExpr(*columns).withColumn(lookup.name, F.struct(*(quoted(c.name) for c in lookup.columns)))
+        made = found.groupBy(*keys).agg(
+            F.first(quoted(lookup.name)).alias(lookup.name), F.count("*").alias(many(lookup))
+        )
+        return spark.createDataFrame(
+            made.dropna(subset=[_key(lookup, i) for i in range(len(keys))]).collect(), made.schema
+        )
+    except StatehouseError:
+        raise
+    except Exception as error:  # no such file, no such format, no such type: Spark has many words for it
+        raise ConfigError(f"{lookup.table}: cannot be read: {first_line(error)}") from error
+
+
+def twofold(lookup: Lookup, table: DataFrame) -> str:
+    """A key that more than one row has, in words; empty where there is none."""
+    row = table.where(f"{quoted(many(lookup))} > 1").first()
+    return f"{row[-1]} rows with the key {'/'.join(map(str, row[:-2]))!r}" if row else ""
+
+
+def _read(spark: SparkSession, path: str) -> DataFrame:
+    if path.lower().endswith(".csv"):
+        return spark.read.csv(path, header=True, escape='"', encoding="UTF-8", multiLine=True)
+    return spark.read.format("parquet" if opened(path) is None else "delta").load(path)
+
+
+def _stamp(spark: SparkSession, path: str) -> Any:
+    """What changes when a table does: its version, or the times and sizes of its files."""
+    if (delta := opened(path)) is not None:
+        return str(delta.metadata().id), delta.version()
+    found = files(spark, path).listStatus(hadoop_path(spark, path))
+    return sorted((f.getPath().toString(), f.getModificationTime(), f.getLen()) for f in found)
+
+
+class Lookups:
+    """The tables of a stream, each read again when it has changed."""
+
+    def __init__(self, spark: SparkSession, config: Config, stream: Stream) -> None:
+        self._spark = spark
+        self._lookups = config.streams[stream.name].lookups
+        self._tables = {
+            lookup.name: (_stamp_or_none(spark, lookup), table_of(spark, lookup)) for lookup in self._lookups
+        }
+
+    def join(self, events: DataFrame) -> DataFrame:
+        """Rows with a column more for each lookup, null where its table has no such key, and one that counts its rows."""
+        for lookup in self._lookups:
+            table = F.broadcast(self._table(lookup))
+            same = (
+                f"CASE WHEN _op = 'report' THEN ({by}) END = {quoted(_key(lookup, i))}"
+                for i, (_, by) in enumerate(lookup.matches)
+            )
+            keys = [_key(lookup, i) for i in range(len(lookup.key))]
+            events = events.join(table, F.expr(" AND ".join(same)), "left").drop(*keys)
+        return events
+
+    def _table(self, lookup: Lookup) -> DataFrame:
+        stamp, table = self._tables[lookup.name]
+        now = _stamp_or_none(self._spark, lookup)
+        if now is not None and now != stamp:
+            try:
+                table = table_of(self._spark, lookup)
+                log.info("lookup %s: %s has changed and is read again", lookup.name, lookup.table)
+            except ConfigError as error:  # half written, say: it is what it was until it can be read
+                log.warning("lookup %s: %s; what it was before still counts", lookup.name, error)
+            self._tables[lookup.name] = now, table
+        return table
+
+
+def _stamp_or_none(spark: SparkSession, lookup: Lookup) -> Any:
+    try:
+        return _stamp(spark, lookup.table)
+    except Exception:  # it is not there for a moment
+        return None
