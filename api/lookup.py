@@ -81,7 +81,8 @@ def table_of(lookup: Lookup) -> pa.Table:
 
 def _relation(db: duckdb.DuckDBPyConnection, path: str) -> str:
     if path.lower().endswith(".csv"):
-        return f"read_csv({literal(path)}, header = true, all_varchar = true)"
+        how = """header = true, all_varchar = true, delim = ',', quote = '"', escape = '"'"""
+        return f"read_csv({literal(path)}, {how})"
     if (delta := opened(path)) is not None:
         return pin(db, path, delta.version(), "_table")
     return f"read_parquet({literal(path if not Path(path).is_dir() else path + '/*.parquet')})"
