@@ -91,7 +91,7 @@ class Router:
             self._append(events, head, said)
         else:
             if count:
-                self._send(events, head)
+                self._send(events)
             self.position.move(head, said)
         return Sent(self.kind, self.name, start, head, count, time.monotonic() - began)
 
@@ -106,7 +106,7 @@ class Router:
                 "name another table"
             ) from error
 
-    def _send(self, events: DataFrame, head: int) -> None:
+    def _send(self, events: DataFrame) -> None:
         topic = self.route.to.topic
         assert topic
         kafka.create_topic(self.config.kafka, topic)
@@ -115,7 +115,7 @@ class Router:
         try:
             long = found.where(size() > largest)
             if not long.isEmpty():
-                self._refuse(long, events, head, largest)
+                self._refuse(long, events, largest)
             send(found.where(size() <= largest), self.config, topic, largest)
         finally:
             found.unpersist()
@@ -132,17 +132,16 @@ class Router:
         named = headers({SOURCE_HEADER: F.col(SOURCE), PART_HEADER: part}).alias("headers")
         return rows.select(SOURCE, key, value.alias("value"), named)
 
-    def _refuse(self, messages: DataFrame, events: DataFrame, head: int, largest: int) -> None:
-        """Put the events of messages that the topic does not take into the quarantine, where they can be seen."""
+    def _refuse(self, messages: DataFrame, events: DataFrame, largest: int) -> None:
+        """Put the events of messages that the topic does not take into the quarantine, where they can be seen; once."""
         said = F.concat(
             F.lit(f"route {self.name}: found a message of "), F.max(size()), F.lit(f" bytes, expected {largest}")
         )
         reasons = messages.groupBy(SOURCE).agg(said.alias("reason"))
         rows = events.withColumn(SOURCE, F.concat_ws(":", *COORDINATES)).join(F.broadcast(reasons), SOURCE)
-        refused = rows.selectExpr(
+        path = table(self.config, "quarantine", self.stream.name)
+        known = self.spark.read.format("delta").load(path).where(F.col("reason").startswith(f"route {self.name}: "))
+        rows.selectExpr(
             "_topic AS topic", "_partition AS partition", "_offset AS offset", "_key AS key", "_payload AS payload", "reason",
             "current_timestamp() AS log_time",
-        )  # fmt: skip
-        done = {"txnAppId": f"route:{self.name}", "txnVersion": str(head)}
-        path = table(self.config, "quarantine", self.stream.name)
-        refused.coalesce(1).write.format("delta").mode("append").options(**done).save(path)
+        ).join(known, ["partition", "offset"], "anti").coalesce(1).write.format("delta").mode("append").save(path)  # fmt: skip

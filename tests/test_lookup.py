@@ -92,7 +92,7 @@ def test_an_event_has_what_the_table_said_when_it_was_read(spark, lake, tmp_path
                 refused += 1
             else:
                 right.append({**event, "rate": found[0], "town": {0: "Bern, CH", 1: "Paris"}.get(event["shop"])})
-        if step == 0:  # the rest is folded in DuckDB first
+        if step == 0 and kind == "csv":  # the rest is folded in DuckDB first
             for store in config.stores.values():
                 Merge(spark, config, store).round()
     log = rows(spark, f"{config.root}/changelog/sales")
@@ -103,6 +103,12 @@ def test_an_event_has_what_the_table_said_when_it_was_read(spark, lake, tmp_path
     assert ahead(config, events) == {
         e["offset"]: (e["rate"], e["town"]) for e in right if e["offset"] >= events[0]["offset"]
     }
+    if kind == "csv":  # the states do not ask where it was from
+        folded_alike(spark, config, tables, right)
+
+
+def folded_alike(spark, config, tables, right):
+    """The states are the oracle's: ahead of a merge, after it, and folded anew when the table says something else."""
     points, towns = {}, {}
     for event in right:
         if event["rate"] is not None:

@@ -208,7 +208,7 @@ def test_what_no_event_passes_is_an_empty_table_and_moves_on(spark, sold):
         sell(30)
 
 
-def test_a_message_that_is_too_long_is_in_the_quarantine(spark, broker, sold):
+def test_a_message_that_is_too_long_is_in_the_quarantine_once(spark, broker, sold, monkeypatch):
     config, sell, _ = sold
     sell(5)
     topic = config.streams["sales"].topic
@@ -217,6 +217,9 @@ def test_a_message_that_is_too_long_is_in_the_quarantine(spark, broker, sold):
     Ingest(spark, config, config.streams["sales"]).batch(
         spark.createDataFrame([record(topic, 0, 5, T0, None, body)], SCHEMA)
     )
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr("jobs.position.Position.move", lambda *_: 1 / 0)
+        Router(spark, config, config.routes["codes"]).round()
     Router(spark, config, config.routes["codes"]).round()
     found, _ = topic_of(broker.bootstrap, f"{topic}-codes")
     assert (f"{topic}:0:5", "0") in found and (f"{topic}:0:5", "1") not in found
