@@ -1,6 +1,6 @@
 """Make the archive of Spark's classes (:mod:`jobs.classes`): ``python -m demo.classes``, called by ``make demo`` and ``make test``.
 
-A few events go through an embedded Kafka, the jobs' ingest and a merge, and what the JVM has loaded by then is the archive.
+A few events go through an embedded Kafka and all of the jobs, and what the JVM has loaded by then is the archive.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ kafka: {{bootstrap.servers: "{bootstrap}"}}
 streams:
   s: {{topic: t, schema: "key STRING, agent STRING, n BIGINT, ts TIMESTAMP", time: ts}}
 stores:
-  total: {{stream: s, key: key, value: n, reduce: sum}}
+  total: {{stream: s, key: key, value: n, reduce: sum, publish: told}}
   status: {{stream: s, key: key, agent: agent, value: n % 3, reduce: majority}}
+routes:
+  sent: {{from: s, select: [key, n], to: {{topic: sent, key: key}}}}
+  kept: {{from: s, select: [key, n], to: {{table: kept}}}}
 """
 
 

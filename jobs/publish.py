@@ -26,14 +26,12 @@ from jobs.send import Sent, headers, json, send, size
 from jobs.session import fresh
 from statehouse import kafka
 from statehouse.config import Config, Store
-from statehouse.fold import Rule, literal, quoted
+from statehouse.fold import Rule, quoted
 from statehouse.kafka import POSITION_HEADER
 from statehouse.tables import folded, opened, published, table
 
 log = logging.getLogger("statehouse")
 CAME, WENT = "('insert', 'update_postimage')", "('delete', 'update_preimage')"
-# What is not part of the comparison with the topic: a position that is another is no news.
-POSITION_TEXT = r',"position":\d+}$'
 
 
 def key_text(rule: Rule) -> str:
@@ -63,6 +61,7 @@ class Publisher:
         self.topic, self.where = store.publish.topic, store.publish.where or "TRUE"
         self.rule = rule_of(spark, config, store)
         self.state = table(config, "state", store.name)
+        self.warned = False  # that the topic is not compacted
 
     def round(self) -> Sent | None:
         """Send what is new; None where nothing is. Raises KafkaUnavailable."""
@@ -75,7 +74,8 @@ class Publisher:
             return None
         kafka.create_topic(self.config.kafka, self.topic, {"cleanup.policy": "compact"})
         settings = kafka.topic_settings(self.config.kafka, self.topic)
-        if "compact" not in settings["cleanup.policy"]:
+        if "compact" not in settings["cleanup.policy"] and not self.warned:
+            self.warned = True
             log.warning(
                 "store %s: the topic %s is not compacted: it will not keep the last message of each key",
                 self.name,
@@ -153,5 +153,6 @@ class Publisher:
             .agg(F.expr("max_by(_said, struct(timestamp, offset))").alias("_said"))
         )
         both = now.join(said.where("_said IS NOT NULL"), "key", "full")
-        plain = (f"regexp_replace({column}, {literal(POSITION_TEXT)}, '')" for column in ("value", "_said"))
-        return both.where(f"NOT ({' <=> '.join(plain)})").select("key", "value")
+        # By the value, as above; the times and the position of another message are no news.
+        values = " <=> ".join(f"get_json_object({column}, '$.value')" for column in ("value", "_said"))
+        return both.where(f"value IS NULL OR _said IS NULL OR NOT ({values})").select("key", "value")
