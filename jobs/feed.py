@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -24,6 +26,16 @@ GONE = (
 def gone(error: BaseException) -> bool:
     """Whether an error says that a table no longer has what came between two of its versions."""
     return any(word in str(error) for word in GONE)
+
+
+def new(offsets: Mapping[int, int], mark: str = "") -> str:
+    """SQL: the records from each partition's offset on; ``mark`` is before the names of the columns.
+
+    A number in the text would be one in the code that Spark makes of it, which the JVM would have to compile anew for each
+    batch, and until it has, run slowly. A map is not.
+    """
+    pairs = ", ".join(f"{partition}, {offset}L" for partition, offset in offsets.items())
+    return f"{mark}offset >= coalesce(element_at(map({pairs}), {mark}partition), 0)" if offsets else "TRUE"
 
 
 def changes(spark: SparkSession, path: str, start: int, head: int) -> DataFrame:

@@ -25,6 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from jobs import metrics
+from jobs.feed import new
 from jobs.lake import create_stream, next_offsets
 from jobs.lookup import Lookups
 from jobs.parse import accepted, parse, refused
@@ -202,13 +203,3 @@ class Ingest:
             self.stopping.wait(min(2**failures, 30))
             self._restore()  # the batch that failed may have been committed
         return None
-
-
-def new(offsets: dict[int, int]) -> str:
-    """SQL: the records from each partition's offset on.
-
-    A number in the text would be one in the code that Spark makes of it, which the JVM would have to compile anew for each
-    batch, and until it has, run slowly. A map is not.
-    """
-    pairs = ", ".join(f"{partition}, {offset}L" for partition, offset in offsets.items())
-    return f"offset >= coalesce(element_at(map({pairs}), partition), 0)" if offsets else "TRUE"

@@ -19,7 +19,7 @@ from statehouse.kafka import OP_HEADER, STORE_HEADER
 from statehouse.tables import EVENT_COLUMNS
 
 CORRUPT = "_corrupt"
-# As in jobs.ingest.new: a time that is no number in the code that Spark makes.
+# As in jobs.feed.new: a time that is no number in the code that Spark makes.
 NOW = "array(current_timestamp())[CASE WHEN _partition IS NULL THEN 1 ELSE 0 END]"
 LEAST, GREATEST = "TIMESTAMP '0001-01-01 00:00:00'", "TIMESTAMP '9999-12-31 23:59:59.999999'"
 # The reader takes the first object and looks no further. In a flat one the only brace that closes is the last byte (of text

@@ -77,10 +77,8 @@ class Router:
             if start is None or not feed.gone(error):
                 raise
         # What the log has forgotten is told by the events' own coordinates.
-        known = self.position.said()
-        sent = ", ".join(f"{partition}, {offset}L" for partition, offset in known.items())
-        everything = feed.events(self.spark, self.config, self.stream, None, head)
-        left = everything.where(f"_offset >= coalesce(element_at(map({sent}), _partition), 0)") if sent else everything
+        known = {int(partition): offset for partition, offset in self.position.said().items()}
+        left = feed.events(self.spark, self.config, self.stream, None, head).where(feed.new(known, "_"))
         return self._sent(left, start, head, began)
 
     def _sent(self, events: DataFrame, start: int | None, head: int, began: float) -> Sent:
