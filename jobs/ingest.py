@@ -96,7 +96,9 @@ class Ingest:
                 return
             records.sparkSession.conf.set("spark.sql.shuffle.partitions", "2")
             records.sparkSession.conf.set("spark.sql.adaptive.enabled", "false")  # nothing to adapt to, a job more
-            parsed = parse(records.where(new(self.offsets)), self.stream, self.rules, self.lookups).persist()
+            parsed = parse(
+                records.where(new(self.offsets)), self.stream, self.rules, self.lookups, self.config.tasks is not None
+            ).persist()
             try:
                 counts = parsed.groupBy("_partition").agg(F.count("*"), F.count("_reason"), F.max("_offset")).collect()
                 if not counts:

@@ -35,7 +35,7 @@ MERGE_SECONDS = Histogram(
 )
 SENT = Counter(
     "statehouse_sent",
-    "Events that a route has read, keys that a store has published",
+    "Events that a route has read, keys that a store has published, messages of tasks",
     ["job", "name"],
     registry=REGISTRY,
 )
@@ -53,6 +53,8 @@ def serve(config: Config) -> Callable[[], None]:
         MERGED.labels(store), MERGE_SECONDS.labels(store)
         if config.stores[store].publish:
             SENT.labels("publish", store)
+    if config.tasks is not None:
+        SENT.labels("tasks", "tasks")
     for route in config.routes:
         SENT.labels("route", route)
     try:

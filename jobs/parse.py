@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from jobs.lookup import Lookups, many
 from statehouse.config import Column, Stream
 from statehouse.fold import Rule, literal, quoted
-from statehouse.kafka import OP_HEADER, STORE_HEADER
+from statehouse.kafka import OP_HEADER, STORE_HEADER, TASK_OPERATIONS
 from statehouse.tables import EVENT_COLUMNS
 
 CORRUPT = "_corrupt"
@@ -86,17 +86,22 @@ def _report_reason(stream: Stream) -> str:
     return _case(branches)
 
 
-def _control_reason(stream: Stream, rules: Iterable[Rule]) -> str:
-    """SQL: why a set or purge is refused, or null."""
+def _control_reason(rules: Iterable[Rule], tasks: bool) -> str:
+    """SQL: why a set, a purge, a task or its end is refused, or null."""
     rules = list(rules)
+    operations = ["set", "purge", *(TASK_OPERATIONS if tasks else ())]
+    expected_operations = " or ".join([", ".join(operations[:-1]), operations[-1]])
     names = ", ".join(literal(r.store.name) for r in rules) or "''"
     expected = ", ".join(r.store.name for r in rules) or "none: this stream has no stores"
     branches = [
         (
-            "_op NOT IN ('set', 'purge')",
-            f"concat({literal(OP_HEADER)}, ': found ', _op, ', expected set or purge')",
+            f"_op NOT IN ({', '.join(map(literal, operations))})",
+            f"concat({literal(OP_HEADER)}, ': found ', _op, {literal(f', expected {expected_operations}')})",
         ),
-        ("_key IS NULL", "concat('a ', _op, ' without a key in UTF-8')"),
+        (
+            "_key IS NULL AND (_op IN ('set', 'purge') OR _store IS NOT NULL)",
+            "concat('a ', _op, ' without a key in UTF-8')",
+        ),
         (
             f"_store NOT IN ({names})",
             f"concat({literal(STORE_HEADER)}, ': found ', _store, {literal(f', expected one of {expected}')})",
@@ -108,10 +113,13 @@ def _control_reason(stream: Stream, rules: Iterable[Rule]) -> str:
             '\'a set whose payload is not a JSON object such as {"value": 1, "agent": "a"}\'',
         ),
     ]
+    branches += _task_reasons(names, expected) if tasks else []
     for rule in rules:
         if rule.store.windows:
             reason = literal(f"a set on {rule.store.name}, expected a purge: it has windows, and a set names none")
             branches.append((f"_store = {literal(rule.store.name)} AND _op = 'set'", reason))
+            reason = literal(f"a task that waits for {rule.store.name}, expected a store without windows")
+            branches.append((f"_store = {literal(rule.store.name)} AND _op = 'task'", reason))
         mine = f"_store = {literal(rule.store.name)}"
         missing = " OR ".join(f"({k}) IS NULL" for k in rule.control_keys())
         kinds = literal(f", expected a key of {rule.store.name}: {'/'.join(rule.key_types)}")
@@ -129,6 +137,51 @@ def _control_reason(stream: Stream, rules: Iterable[Rule]) -> str:
     return _case(branches)
 
 
+def _task_reasons(names: str, expected: str) -> list[tuple[str, str]]:
+    """Why a task is refused: its payload is ``{"due": …, "send": {"topic", "key", "value"}}``, or with ``"set": {"store", "key",
+    "value"}``; with ``"value"`` it waits for the state of the key and the store that its record names."""
+
+    def found(path: str) -> str:
+        return f"get_json_object(_text, '$.{path}')"
+
+    topic, store = found("send.topic"), found("set.store")
+    return [
+        (
+            f"_op = 'cancel' AND {found('id')} IS NULL",
+            """'a cancel whose payload is not a JSON object such as {"id": "t:0:17"}'""",
+        ),
+        (
+            f"_op = 'task' AND CAST({found('due')} AS TIMESTAMP) IS NULL",
+            f"concat('due: found ', coalesce({found('due')}, 'nothing'), ', expected a time such as 2026-05-01T10:00:00Z')",
+        ),
+        (
+            f"_op = 'task' AND ({topic} IS NULL) = ({store} IS NULL)",
+            "'a task without send.topic and set.store, or with both, expected one'",
+        ),
+        (
+            f"_op = 'task' AND NOT {topic} RLIKE '^[A-Za-z0-9._-]{{1,249}}$'",
+            f"concat('send.topic: found ', left({topic}, 300), ', expected letters, digits, . _ and -')",
+        ),
+        (
+            f"_op = 'task' AND {store} NOT IN ({names})",
+            f"concat('set.store: found ', left({store}, 100), {literal(f', expected one of {expected}')})",
+        ),
+        (
+            f"_op = 'task' AND {store} IS NOT NULL AND ({found('set.key')} IS NULL"
+            " OR NOT array_contains(json_object_keys(get_json_object(_text, '$.set')), 'value'))",
+            "'set: found no key or no value, expected both'",
+        ),
+        (
+            "_op = 'task' AND _store IS NULL AND array_contains(json_object_keys(_text), 'value')",
+            literal(f"value: found one, expected the header {STORE_HEADER} too: whose value is waited for"),
+        ),
+        (
+            f"_op = 'task' AND array_contains(json_object_keys(_text), 'value') AND {found('value')} IS NULL",
+            "'value: found null, expected a value'",
+        ),
+    ]
+
+
 def _case(branches: list[tuple[str, str]]) -> str:
     return "CASE " + " ".join(f"WHEN {test} THEN {reason}" for test, reason in branches) + " END"
 
@@ -144,7 +197,9 @@ def _header(name: str) -> str:
     return f"CAST(element_at(reverse(headers.value), {found}) AS STRING)"
 
 
-def parse(records: DataFrame, stream: Stream, rules: Iterable[Rule], lookups: Lookups | None = None) -> DataFrame:
+def parse(
+    records: DataFrame, stream: Stream, rules: Iterable[Rule], lookups: Lookups | None = None, tasks: bool = False
+) -> DataFrame:
     """Kafka's records (with headers) as the changelog's columns, ``_reason`` (null: accepted) and, for the quarantine, ``_text``, ``_bytes``, ``_headers`` and ``_timestamp``, which are null where the event is accepted: the
     callers keep these rows in memory."""
     schema = ", ".join([*(f"{quoted(c.name)} {c.type}" for c in stream.columns), f"{CORRUPT} STRING"])
@@ -171,13 +226,18 @@ def parse(records: DataFrame, stream: Stream, rules: Iterable[Rule], lookups: Lo
         )
         .withColumn("_single", F.expr(f"_op <> 'report' OR {SINGLE}"))
         .withColumn("_agent", F.expr("CASE WHEN _op = 'set' THEN get_json_object(_text, '$.agent') END"))
-        .withColumn("_value", F.expr("CASE WHEN _op = 'set' THEN get_json_object(_text, '$.value') END"))
+        .withColumn(
+            "_value",
+            F.expr(
+                "CASE WHEN _op = 'set' THEN get_json_object(_text, '$.value') WHEN _op IN ('task', 'cancel') THEN _text END"
+            ),
+        )
         .selectExpr("*", *payload)
         .transform(lookups.join if lookups else lambda rows: rows)
         .withColumn("_time", F.expr(f"CASE WHEN _op = 'report' THEN CAST({stream.time or 'NULL'} AS TIMESTAMP) END"))
         .withColumn(
             "_reason",
-            F.expr(f"CASE WHEN _op = 'report' THEN {_report_reason(stream)} ELSE {_control_reason(stream, rules)} END"),
+            F.expr(f"CASE WHEN _op = 'report' THEN {_report_reason(stream)} ELSE {_control_reason(rules, tasks)} END"),
         )
         .withColumn("_event_time", F.expr("coalesce(_time, _timestamp)"))
         .withColumn("_log_time", F.expr(NOW))

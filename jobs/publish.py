@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
@@ -34,10 +35,10 @@ log = logging.getLogger("statehouse")
 CAME, WENT = "('insert', 'update_postimage')", "('delete', 'update_preimage')"
 
 
-def key_text(rule: Rule) -> str:
+def key_text(rule: Rule, parts: Sequence[str] | None = None) -> str:
     """SQL: a key as Kafka's key: text, as a set or purge has it. The parts of a composite key, or a key and its window, are
-    percent-encoded and separated by '/'."""
-    texts = [_text(quoted(name), kind) for name, kind in rule.keys.items()]
+    percent-encoded and separated by '/'. They are the columns of that name, or other expressions."""
+    texts = [_text(p, kind) for p, kind in zip(parts or map(quoted, rule.keys), rule.keys.values(), strict=True)]
     if len(texts) == 1 and not rule.store.composite:
         return texts[0]
     return f"concat_ws('/', {', '.join(f'''replace(url_encode({text}), '+', '%20')''' for text in texts)})"

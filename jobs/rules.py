@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 
 from jobs.lookup import table_of, twofold
 from jobs.route import SOURCE, shaped
-from statehouse.config import Config, Lookup, Own, Route, Store, Stream
+from statehouse.config import Config, Lookup, Own, Route, Store, Stream, Task
 from statehouse.errors import ConfigError, StatehouseError
 from statehouse.fold import Rule, quoted
 from statehouse.reducers import ORDER
@@ -92,10 +92,15 @@ def problems(spark: SparkSession, config: Config) -> list[tuple[tuple, str]]:
                     place, _, message = str(error).partition(": ")
                     found.append(((*path, "reduce", *place.split(".")), message))
             if store.publish and store.publish.where and not any(at[:2] == path for at, _ in found):
-                found += _unpublished(spark, config, store, store.publish.where)
+                columns = rule_of(spark, config, store).state_columns
+                if wrong := _over(spark, columns, store.publish.where, boolean=True):
+                    found.append(((*path, "publish", "where"), wrong))
     for route in config.routes.values():
         if ("streams", route.stream, "schema") not in [path for path, _ in found]:
             found += _wrong_in(spark, config.streams[route.stream], route)
+    for task in (config.tasks or {}).values():
+        if not any(at[0] == "streams" or at[:2] == ("stores", task.store) for at, _ in found):
+            found += _wrong_task(spark, config, task)
     return found
 
 
@@ -116,19 +121,33 @@ def _wrong_table(spark: SparkSession, config: Config, lookup: Lookup) -> Iterato
         yield (*path, "table"), str(error)
 
 
-def _unpublished(spark: SparkSession, config: Config, store: Store, where: str) -> Iterator[tuple[tuple, str]]:
-    """What Spark refuses of a published store's ``where``: it is over the state's columns."""
-    path, rule = ("stores", store.name, "publish", "where"), rule_of(spark, config, store)
-    columns = ", ".join(f"{quoted(c)} {t}" for c, t in rule.state_columns.items())
+def visible(rule: Rule) -> dict[str, str]:
+    """What the expressions of a task's message may name, and the types: the state's columns, ``since`` and ``due``."""
+    return {"since": "TIMESTAMP", "due": "TIMESTAMP", **rule.state_columns}
+
+
+def _over(spark: SparkSession, columns: Mapping[str, str], expression: str, boolean: bool = False) -> str | None:
+    """What Spark refuses of an expression over some columns, and of a condition that is none."""
     try:
-        kind = (
-            spark.createDataFrame([], columns).selectExpr(f"({where}) AS x").schema[0].dataType.simpleString().upper()
-        )
+        made = spark.createDataFrame([], schema_of(columns)).selectExpr(f"({expression}) AS x")
     except (AnalysisException, ParseException) as error:
-        yield path, f"found {where!r}: {_short(error)}"
-    else:
-        if kind != "BOOLEAN":
-            yield path, f"found {where!r} of type {kind}, expected a BOOLEAN"
+        return f"found {expression!r}: {_short(error)}"
+    kind = made.schema[0].dataType.simpleString().upper()
+    return f"found {expression!r} of type {kind}, expected a BOOLEAN" if boolean and kind != "BOOLEAN" else None
+
+
+def _wrong_task(spark: SparkSession, config: Config, task: Task) -> Iterator[tuple[tuple, str]]:
+    """What Spark refuses of a task."""
+    rule, does = rule_of(spark, config, config.stores[task.store]), task.send or task.set_
+    path, kind = ("tasks", task.name), "send" if task.send else "set"
+    asked: list[tuple[tuple, Mapping[str, str], str | None]] = [
+        (("when",), rule.state_columns, task.when),
+        ((kind, "key"), visible(rule), does.key if does else None),
+        ((kind, "value"), visible(rule), does.value if does else None),
+    ]
+    for place, columns, expression in asked:
+        if expression is not None and (wrong := _over(spark, columns, expression, place == ("when",))):
+            yield (*path, *place), wrong
 
 
 def _wrong_in(spark: SparkSession, stream: Stream, route: Route) -> Iterator[tuple[tuple, str]]:

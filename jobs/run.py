@@ -1,7 +1,8 @@
-"""The jobs of one lake in one Spark application: ingest, merge, route and publish side by side, until told to stop.
+"""The jobs of one lake in one Spark application, side by side, until told to stop: ingest, merge, route, publish and tasks.
 
-``once`` is for schedulers: what is in Kafka now is ingested, then merged, routed and published, then it ends. Without it, each
-stream has its query, and one thread each goes round the stores, the routes and the stores that are published.
+``once`` is for schedulers: what is in Kafka now is ingested, then merged, routed and published, what is due is sent, then it ends.
+Without it, each stream has its query, and one thread each goes round the stores, the routes, the stores that are published, and
+the tasks.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from jobs.recover import recover
 from jobs.route import Router
 from jobs.send import Sender, Sent
 from jobs.session import lock, session
+from jobs.tasks import Tasks
 from statehouse.config import Config
 from statehouse.errors import ConfigError, DefinitionChanged, FeedLost, StatehouseError, first_line
 
 log = logging.getLogger("statehouse")
-PARTS = ("ingest", "merge", "route", "publish")
+PARTS = ("ingest", "merge", "route", "publish", "tasks")
 EXPIRE_EVERY = 3600.0  # seconds
 IDLE = 0.2  # seconds between two looks for something new
 
@@ -82,6 +84,9 @@ class Jobs:
                 for s in self.config.stores.values()
                 if s.publish and "publish" in self.parts
             ],
+            "tasks": [Tasks(self.spark, self.config, every=0 if once else self.config.merge_every / 1000)]
+            if self.config.tasks is not None and "tasks" in self.parts
+            else [],
         }
         if self.stopping.is_set():
             return
@@ -92,7 +97,7 @@ class Jobs:
             catch_up(merges, _tell, self.stopping)
             for merge in merges:
                 merge.expire()
-            send_on([*senders["route"], *senders["publish"]], self.stopping)
+            send_on([sender for found in senders.values() for sender in found], self.stopping)
             return
         workers = [
             threading.Thread(target=self._guard, args=(i.run,), name=f"ingest {i.stream.name}") for i in self.ingests

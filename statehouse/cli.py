@@ -50,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
         "merge": "changelog → state tables",
         "route": "changelog → topics and tables",
         "publish": "changes of the state → topics",
+        "tasks": "what is due → topics",
     }.items():
         job = command(name, help)
         job.add_argument("--once", action="store_true", help="what is there now, then exit 0")
@@ -128,8 +129,8 @@ def _check(arguments: argparse.Namespace) -> int:
             f"{path}:{line}: note: {'.'.join(map(str, where))}: {message}; served at the MERGE's freshness",
             file=sys.stderr,
         )
-    sections = ("streams", "lookups", "stores", "routes")
-    parts = {name: len(getattr(config, name)) for name in sections}
+    sections = ("streams", "lookups", "stores", "routes", "tasks")
+    parts = {name: len(getattr(config, name) or ()) for name in sections}
     print(f"{path}: {', '.join(f'{count} {name}' for name, count in parts.items() if count)}: all right")
     return 0
 
@@ -210,15 +211,17 @@ def _broker(arguments: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> None:
-    from statehouse.status import published_status, route_status, store_status, stream_status
+    from statehouse.status import published_status, route_status, store_status, stream_status, task_status
 
     config = configuration.load(arguments.config)
     streams = [stream_status(config, n) for n in config.streams]
     stores = [store_status(config, n) for n in config.stores]
     routes = [route_status(config, n) for n in config.routes]
     told = [published_status(config, n) for n, store in config.stores.items() if store.publish]
+    tasks = task_status(config)
     if arguments.json:
-        print(json.dumps({"streams": streams, "stores": stores, "routes": routes, "published": told}, indent=2))
+        found = {"streams": streams, "stores": stores, "routes": routes, "published": told, "tasks": tasks}
+        print(json.dumps(found, indent=2))
         return
     _table("stream", ("topic", "events", "quarantined", "version", "behind", "bytes"), streams)
     print()
@@ -227,6 +230,9 @@ def _status(arguments: argparse.Namespace) -> None:
         if rows:
             print()
             _table(of, ("from", "to", "position", "head"), rows)
+    if tasks:
+        print()
+        _table("task", ("waiting", "sent", "cancelled", "failed", "next"), tasks)
 
 
 COMMANDS = {
@@ -236,6 +242,7 @@ COMMANDS = {
     "merge": _jobs,
     "route": _jobs,
     "publish": _jobs,
+    "tasks": _jobs,
     "load": _load,
     "recover": _recover,
     "serve": _serve,

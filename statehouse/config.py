@@ -6,6 +6,7 @@ Nothing here evaluates an expression: that is done by the engines that will run 
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,7 @@ from typing import Annotated, Any, Literal
 
 import sqlglot
 import yaml
+from cronsim import CronSim, CronSimError
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -70,6 +72,23 @@ def parse_window(text: str) -> tuple[int, int]:
             f"not longer than it, and at most {MOST_WINDOWS} windows to an event"
         )
     return size, step
+
+
+def next_time(cron: str, after: dt.datetime) -> dt.datetime:
+    """The first moment after one that a line such as ``0 6 * * MON-FRI`` (minute, hour, day, month, day of the week; UTC) names;
+    ValueError for anything else, and for one that never comes."""
+    try:
+        return next(CronSim(cron, after))
+    except (CronSimError, StopIteration) as error:
+        raise ValueError(
+            f"found {cron!r}, expected minute, hour, day, month and day of the week, such as '0 6 * * *': "
+            f"{error or 'there is no such day'}"
+        ) from None
+
+
+def _cron(text: Any) -> str:
+    next_time(str(text), dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc))
+    return str(text)
 
 
 def _name(text: str) -> str:
@@ -377,6 +396,47 @@ class Store(_Model):
         return self
 
 
+class Send(_Model):
+    """The message of a task: its key and its value are expressions over the state's columns, ``since`` and ``due``. Without them
+    the key of the state, and what there is of it as JSON."""
+
+    topic: Topic
+    key: Expression | None = None
+    value: Expression | None = None
+
+
+class SetKey(_Model):
+    """What a task sets: a key of a store, by default the one that it is about."""
+
+    store: str
+    key: Expression | None = None
+    value: Expression
+
+
+class Task(_Model):
+    """What is done when a key's state has been so for a while (``when``, ``after``), again and again (``every``), or at a time of
+    the day for each key that is so (``at``)."""
+
+    name: str = ""
+    store: str
+    when: Expression | None = None
+    after: Duration = 0
+    every: Annotated[Duration, Field(ge=1)] | None = None
+    at: Annotated[str, BeforeValidator(_cron)] | None = None
+    send: Send | None = None
+    set_: SetKey | None = Field(default=None, alias="set")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Task:
+        if (self.send is None) == (self.set_ is None):
+            raise ValueError(f"found {'both' if self.send else 'neither'}, expected one of send: and set:")
+        if self.at and (self.after or self.every):
+            raise ValueError(
+                "found at: with after: or every:, expected one of them: a time of the day, or so long after a change"
+            )
+        return self
+
+
 def _origin(text: str) -> str:
     if text != "*" and not re.fullmatch(r"https?://[^/\s]+", text):
         raise ValueError(f"found {text!r}, expected '*' or an origin such as 'https://app.example.org'")
@@ -422,6 +482,7 @@ class Config(_Model):
     lookups: dict[Name, Lookup] = Field(default_factory=dict)
     stores: dict[Name, Store] = Field(default_factory=dict)
     routes: dict[Name, Route] = Field(default_factory=dict)
+    tasks: dict[Name, Task] | None = None  # {}: no rules, but tasks that are asked for
     merge_every: Duration = 5000
     tombstones: Duration = 7 * UNITS["day"]
     api: Api = Field(default_factory=Api)
@@ -430,7 +491,7 @@ class Config(_Model):
     @model_validator(mode="before")
     @classmethod
     def _names(cls, data: Any) -> Any:
-        for section in ("streams", "lookups", "stores", "routes"):
+        for section in ("streams", "lookups", "stores", "routes", "tasks"):
             entries = data.get(section) if isinstance(data, dict) else None
             if isinstance(entries, dict):
                 data[section] = {n: {**e, "name": n} if isinstance(e, dict) else e for n, e in entries.items()}
@@ -571,6 +632,21 @@ def _inconsistent(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
             yield ("routes", route.name, "from"), f"found stream {route.stream!r}, expected one of {names}"
         elif route.to.topic == config.streams[route.stream].topic:
             yield ("routes", route.name, "to", "topic"), f"found {route.to.topic!r}, expected {ANOTHER}"
+    yield from _unfit(config)
+
+
+def _unfit(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What does not fit together of the tasks."""
+    names = ", ".join(config.stores) or "none: there are no stores"
+    for task in (config.tasks or {}).values():
+        target = config.stores.get(task.set_.store) if task.set_ else None
+        if task.store not in config.stores:
+            yield ("tasks", task.name, "store"), f"found store {task.store!r}, expected one of {names}"
+        elif task.set_ and target is None:
+            yield ("tasks", task.name, "set", "store"), f"found store {task.set_.store!r}, expected one of {names}"
+        elif target and target.windows:
+            message = f"found {target.name}, expected a store without windows: a set names none"
+            yield ("tasks", task.name, "set", "store"), message
 
 
 def rule_file(file: str | Path, config: Config, store: str) -> Store:
@@ -622,10 +698,11 @@ def _complaint(path: Path, lines: Mapping[tuple, int], error: Mapping[str, Any])
             "lookups": Lookup,
             "stores": Store,
             "routes": Route,
+            "tasks": Task,
             "api": Api,
             "jobs": Jobs,
         }.get(str(where[0]) if len(where) > 1 else "", Config)
-        parts = {"reduce": Own, "to": Target, "publish": Publish}
+        parts = {"reduce": Own, "to": Target, "publish": Publish, "send": Send, "set": SetKey}
         model = next((parts[str(part)] for part in where[2:-1] if part in parts), model)
         known = sorted({f.alias or n for n, f in model.model_fields.items() if n != "name"})
         message = f"found {where[-1]!r}, expected one of {', '.join(known)}"

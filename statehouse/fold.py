@@ -72,6 +72,7 @@ class Rule:
     key_types: tuple[str, ...]
     value_input: str  # the type of the `value` expression
     own_types: tuple[str, ...] = ()  # of a user's reducer: its columns' types, then its result's
+    added: tuple[tuple[str, str], ...] = ()  # further key columns, that the events have already, and their types
 
     @property
     def event_type(self) -> str:
@@ -98,7 +99,7 @@ class Rule:
     @property
     def key_columns(self) -> dict[str, str]:
         """The key's columns and their types."""
-        return {k.name: t for k, t in zip(self.store.keys, self.key_types, strict=True)}
+        return {**{k.name: t for k, t in zip(self.store.keys, self.key_types, strict=True)}, **dict(self.added)}
 
     @property
     def state_columns(self) -> dict[str, str]:
@@ -175,12 +176,13 @@ class Rule:
     def concerned(self, guard: str = "{}") -> str:
         """Whether a row of the changelog is for the store; ``guard`` as in :meth:`events`."""
         store = self.store
-        controls = "_op = 'purge'" if store.windows else "_op <> 'report'"  # a set names no window
+        controls = "_op = 'purge'" if store.windows else "_op IN ('set', 'purge')"  # a set names no window
         return f"""(_op = 'report' AND ({guard.format(store.where) if store.where else "TRUE"}))
        OR ({controls} AND (_store IS NULL OR _store = {literal(store.name)}))"""
 
-    def events(self, changelog: str, guard: str = "{}") -> str:
-        """A relation of the store's events out of rows of the changelog, before windows, and also those that have no key.
+    def events(self, changelog: str, guard: str = "{}", more: Sequence[str] = ()) -> str:
+        """A relation of the store's events out of rows of the changelog, before windows, and also those that have no key;
+        with ``more`` of the changelog's columns.
 
         ``guard`` is put around what a user wrote: DuckDB needs ``TRY({})`` for what Spark makes null by itself.
         """
@@ -194,7 +196,7 @@ class Rule:
     {keys},
     {ORDER_SQL} AS _order, _event_time, _op,
     CASE _op WHEN 'report' THEN {agent} WHEN 'set' THEN coalesce(_agent, 'api') END AS _agent,
-    CASE _op WHEN 'report' THEN CAST({value} AS {self.event_type}) WHEN 'set' THEN {self.set_value()} END AS _value
+    CASE _op WHEN 'report' THEN CAST({value} AS {self.event_type}) WHEN 'set' THEN {self.set_value()} END AS _value{"".join(f", {c}" for c in more)}
     FROM {changelog}
     WHERE {self.concerned(guard)}))"""
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
@@ -17,6 +17,8 @@ STORE_HEADER = "statehouse-store"
 # Of what a route sends: the event that a message was made of, and which of its messages it is.
 SOURCE_HEADER = "statehouse-source"
 PART_HEADER = "statehouse-part"
+TASK_HEADER = "task-id"  # of what a task sends
+TASK_OPERATIONS = ("task", "cancel")  # a task that is asked for, and the end of one
 POSITION_HEADER = "statehouse-position"  # of a published state: the changelog's version that it reflects
 
 
@@ -65,11 +67,18 @@ def create_topic(
 def topic_settings(properties: dict[str, Any], topic: str, timeout: float = 10.0) -> dict[str, str]:
     """A topic's settings, such as ``max.message.bytes`` and ``cleanup.policy``. Raises :class:`KafkaUnavailable`."""
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
-    admin = AdminClient(librdkafka(properties))
-    try:
-        found = admin.describe_configs([resource], request_timeout=timeout)[resource].result(timeout + 5)
-    except KafkaException as error:
-        raise KafkaUnavailable(f"Kafka at {properties.get('bootstrap.servers')}: {error.args[0].str()}") from None
+    admin, until = AdminClient(librdkafka(properties)), time.monotonic() + timeout
+    while True:
+        try:
+            found = admin.describe_configs([resource], request_timeout=timeout)[resource].result(timeout + 5)
+            break
+        except KafkaException as error:
+            # One that was made a moment ago is not known to every broker yet.
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART or time.monotonic() > until:
+                raise KafkaUnavailable(
+                    f"Kafka at {properties.get('bootstrap.servers')}: {error.args[0].str()}"
+                ) from None
+            time.sleep(0.1)
     return {name: entry.value for name, entry in found.items()}
 
 
@@ -100,10 +109,37 @@ def await_topic(
             time.sleep(0.5)
 
 
+def first_time(properties: dict[str, Any], topic: str, offsets: Mapping[int, int], timeout: float = 10.0) -> float:
+    """The time of the oldest record from each partition's offset on (which defaults to its beginning), in seconds since 1970;
+    infinity where there are none. Raises :class:`KafkaUnavailable`."""
+    found = partitions(properties, topic, timeout)
+    if not found:
+        return float("inf")
+    settings = {**librdkafka(properties), "group.id": "statehouse-tasks", "enable.auto.commit": False}
+    consumer = Consumer({**settings, "enable.partition.eof": True, "auto.offset.reset": "earliest"})
+    try:
+        consumer.assign([TopicPartition(topic, p, offsets.get(p, 0)) for p in found])
+        times: dict[int | None, float] = {}
+        until = time.monotonic() + timeout
+        while len(times) < len(found):
+            message = consumer.poll(max(0.0, until - time.monotonic()))
+            if message is None:
+                raise KafkaUnavailable(
+                    f"Kafka at {properties.get('bootstrap.servers')}: no records of {topic!r} in time"
+                )
+            if (error := message.error()) is None:
+                times.setdefault(message.partition(), message.timestamp()[1] / 1000)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                times.setdefault(message.partition(), float("inf"))
+            elif error.code() != KafkaError._ALL_BROKERS_DOWN and not error.retriable():
+                raise KafkaUnavailable(f"Kafka at {properties.get('bootstrap.servers')}: {error.str()}")
+        return min(times.values())
+    finally:
+        consumer.close()
+
+
 def end_offsets(properties: dict[str, Any], topic: str, timeout: float = 5.0) -> dict[int, tuple[int, int]]:
     """Each partition's first kept and next offset. Raises :class:`KafkaUnavailable`."""
-    from confluent_kafka import Consumer
-
     found = partitions(properties, topic, timeout)
     consumer = Consumer({**librdkafka(properties), "group.id": "statehouse-status", "enable.auto.commit": False})
     try:

@@ -5,12 +5,23 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from deltalake import DeltaTable
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
 
 from statehouse import kafka
 from statehouse.config import Config
 from statehouse.errors import KafkaUnavailable
-from statehouse.tables import commit_time, metadata, opened, position, published, routed, rows_and_bytes, table
+from statehouse.tables import (
+    commit_time,
+    metadata,
+    opened,
+    position,
+    published,
+    routed,
+    rows_and_bytes,
+    table,
+    tasks_table,
+)
 
 
 def lag_ms(changelog: str, folded: int | None, head: int | None) -> int:
@@ -66,6 +77,24 @@ def published_status(config: Config, name: str) -> dict[str, Any]:
     state = opened(table(config, "state", name))
     path, application = published(config, store, state) if state else ("", "")
     return {"name": name, "from": name, "to": f"topic {store.publish.topic}", **_sent(path, application, state)}
+
+
+def task_status(config: Config) -> list[dict[str, Any]]:
+    """How many tasks wait, were sent, cancelled and refused by Kafka, and when the next one is due: by rule, and of those that were
+    asked for, which have no name."""
+    if config.tasks is None:
+        return []
+    delta, names = opened(tasks_table(config)), [*config.tasks, None]
+    query = "SELECT task, status, count(*) AS count, min(due) AS due FROM tasks GROUP BY task, status"
+    found = QueryBuilder().register("tasks", delta).execute(query).read_all() if delta else None
+    counts = {(r["task"], r["status"]): r for r in pa.table(found).to_pylist()} if found is not None else {}
+
+    def of(name: str | None) -> dict[str, Any]:
+        made = {s: counts.get((name, s), {}).get("count", 0) for s in ("waiting", "sent", "cancelled", "failed")}
+        due = counts.get((name, "waiting"), {}).get("due")
+        return {"name": name or "(asked for)", **made, "next": due and due.strftime("%Y-%m-%dT%H:%M:%SZ")}
+
+    return [of(name) for name in names]
 
 
 def _sent(path: str, application: str, source: DeltaTable | None) -> dict[str, Any]:

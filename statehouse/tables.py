@@ -11,6 +11,7 @@ What a table's commits carry besides rows:
 * The table that a route writes: the ``txn`` action ``route:<name>`` holds the changelog's version that was sent there.
 * ``positions/route.<name>``, a table without rows: the same of a route to a topic, ``route:<name>:<topic>``.
   ``positions/publish.<store>``: the state's version that was published. ``userMetadata`` of such a commit holds ``{"route:…": {"0": 17}}``, the next offsets, for when the changelog's feed is lost.
+* ``tasks``: ``userMetadata`` of every commit holds ``{"tasks": {"streams": …, "stores": …}}``, how far both are registered and watched.
 """
 
 from __future__ import annotations
@@ -43,6 +44,26 @@ EVENT_COLUMNS = {
     "_value": "STRING",
     "_payload": "STRING",
 }
+TASK_COLUMNS = {
+    "id": "STRING",
+    "task": "STRING",  # the rule; null: it was asked for
+    "stream": "STRING",
+    "store": "STRING",  # what it waits for: a state,
+    "key": "STRING",  # of this key,
+    "value": "STRING",  # and, of one that was asked for, this value, as JSON
+    "since": "TIMESTAMP",
+    "due": "TIMESTAMP",
+    "status": "STRING",  # waiting, sent, cancelled or failed
+    "ended": "TIMESTAMP",  # when the state was no longer so
+    "reason": "STRING",
+    "sent": "BIGINT",  # how often
+    "sent_at": "TIMESTAMP",
+    "topic": "STRING",
+    "message_key": "STRING",
+    "message": "STRING",
+    "set": "STRING",  # the store that the message is a set of
+    "position": "BIGINT",  # the changelog's version that asked for it
+}
 DEFINITION = "statehouse.definition"  # the table property that holds the rule a state was folded by
 GENERATION = "statehouse.generation"  # how often a state, or its tombstones, was replaced as a whole: by recover
 
@@ -56,6 +77,11 @@ def table(config: Config, kind: str, name: str) -> str:
     """The path of ``changelog/<stream>``, ``state/<store>``, ``tombstones/<store>``, ``quarantine/<stream>``, ``routes/<table>``
     or ``positions/<job>``."""
     return f"{config.root}/{kind}/{name}"
+
+
+def tasks_table(config: Config) -> str:
+    """The path of ``tasks``."""
+    return f"{config.root}/tasks"
 
 
 def routed(config: Config, route: Route) -> tuple[str, str]:
@@ -133,6 +159,19 @@ def covered(delta: DeltaTable) -> dict[str, Any] | None:
         if "offsets" in said:
             return {**said, "offsets": {int(p): o for p, o in said["offsets"].items()}}
     return {"offsets": {}} if first == 0 else None
+
+
+def offsets_at(path: str, version: int) -> dict[int, int] | None:
+    """By partition the next offset that a version of a changelog covers, which need not be the newest; None as :func:`covered`."""
+    while True:
+        delta, first, found = DeltaTable(path), None, None
+        for at, said in _said(delta):
+            first = at
+            if at is not None and at <= version and "offsets" in said:
+                found = {int(p): o for p, o in said["offsets"].items()}
+                break
+        if DeltaTable(path).version() == delta.version():  # else the entries may be numbered wrongly
+            return found if found is not None else {} if first == 0 else None
 
 
 def _said(delta: DeltaTable) -> Iterator[tuple[int | None, dict[str, Any]]]:

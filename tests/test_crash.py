@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import random
@@ -35,6 +36,8 @@ stores:
 routes:
   seen: {{from: s, where: n > 0, select: [key, n], to: {{topic: {topic}-seen, key: key}}}}
   kept: {{from: s, where: n > 0, select: [key, n], to: {{table: kept}}}}
+tasks:
+  high: {{store: total, when: value > 20, after: 2 seconds, send: {{topic: {topic}-high, value: value}}}}
 """
 REDUCE = {"status": ("majority", "value"), "total": ("sum", "n")}
 KILLS = 10
@@ -110,6 +113,38 @@ def passed_on(bootstrap, spark, config, topic, events):
     assert {key: value for key, value in last.items() if value} == expected(events, "status")
 
 
+def runs(spark, config):
+    """The oracle: of each run of a total above 20 its id, and for how many microseconds it lasted (None: it still does)."""
+    changes = spark.read.format("delta").option("readChangeFeed", True).option("startingVersion", 1)
+    log = changes.load(f"{config.root}/changelog/s").where("_op = 'report' OR _op = 'purge' OR _store = 'total'")
+    epoch, found, open_, events = dt.datetime(1970, 1, 1), {}, {}, {}
+    for r in log.orderBy("_commit_version", "_partition", "_offset").collect():
+        time_us = (r["_event_time"] - epoch) // dt.timedelta(microseconds=1)
+        value = r["n"] if r["_op"] == "report" else r["_value"] and int(r["_value"])
+        key, place = r["_key"], f"{r['_partition']}:{r['_offset']}"
+        order = (time_us, r["_partition"], r["_offset"])
+        events.setdefault(key, []).append({"op": r["_op"], "agent": None, "value": value, "order": order})
+        state = fold("sum", events[key])
+        if state and state[0] > 20:
+            if key not in open_:
+                open_[key], found[f"high/{key}@{place}"] = (f"high/{key}@{place}", time_us), None
+        elif key in open_:
+            name, since = open_.pop(key)
+            found[name] = time_us - since
+    return found
+
+
+def told_in_time(bootstrap, spark, config, topic):
+    """Each run that has lasted for two seconds is told, at least once and by one id. (One that was shorter may be, where the event
+    that ended it came late.)"""
+    found, sent = runs(spark, config), Counter()
+    for message in messages(bootstrap, f"{topic}-high"):
+        sent[dict(message.headers())["task-id"].decode()] += 1
+    lasted = {name for name, length in found.items() if length is None or length >= 2_000_000}
+    assert lasted <= set(sent) <= set(found), (lasted - set(sent), set(sent) - set(found))
+    print(f"{len(lasted)} of {len(found)} runs were told, {sum(sent.values()) - len(sent)} messages were sent again")
+
+
 @pytest.mark.slow
 @pytest.mark.crash
 def test_killed_ten_times_while_events_flow(broker, spark, tmp_path):
@@ -158,6 +193,7 @@ def test_killed_ten_times_while_events_flow(broker, spark, tmp_path):
             found = {r["key"]: r["value"] for r in rows(spark, f"{config.root}/state/{store}")}
             assert found == expected(source.acknowledged, store)
         passed_on(broker.bootstrap, spark, config, topic, source.acknowledged)
+        told_in_time(broker.bootstrap, spark, config, topic)
         versions = {s["name"]: s["version"] for s in status["stores"]}
         subprocess.run(["rm", "-rf", f"{config.root}/_checkpoints"], check=True)
     statehouse(tmp_path, "run", "--once")
