@@ -39,7 +39,13 @@ class Alerts:
     def __init__(self, bootstrap: str) -> None:
         self.times: dict[str, float] = {}
         self.counts: Counter[str] = Counter()
-        self.consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "bench", "auto.offset.reset": "earliest"})
+        settings = {
+            "bootstrap.servers": bootstrap,
+            "group.id": "bench",
+            "auto.offset.reset": "earliest",
+            "log_level": 0,
+        }
+        self.consumer = Consumer(settings)
         self.consumer.subscribe(["alerts"])
 
     def read(self, seconds: float) -> None:
@@ -114,8 +120,9 @@ def main(pending: int, together: int, after: int) -> None:
         finally:
             process.terminate()
             process.wait()
+            alerts.consumer.close()
 
 
 if __name__ == "__main__":
     given = [int(found) for found in sys.argv[1:]]
-    main(*(given + [10_000, 1_000, 60][len(given) :]))  # type: ignore[arg-type]
+    main(*(given + [10_000, 1_000, 120][len(given) :]))  # type: ignore[arg-type]
