@@ -21,6 +21,7 @@ from api.past import past
 from api.producer import Producer
 from api.replica import Replica
 from api.stores import reads
+from api.tasks import tasks
 from api.writes import writes
 from statehouse.config import Config
 
@@ -66,7 +67,7 @@ def create_app(config: Config) -> Flask:
     audit.install(app)
     passing = gate.install(app, config.api)
     methods.install(app)
-    for blueprint in (health, page, openapi, docs, reads, past, follows, writes):
+    for blueprint in (health, page, openapi, docs, reads, past, follows, tasks, writes):
         app.register_blueprint(blueprint)
     app.wsgi_app = Fast(app.wsgi_app, api.replica, passing, count)  # type: ignore[method-assign]
     api.replica.start()

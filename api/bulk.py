@@ -45,22 +45,23 @@ def _record(line: bytes, store: Store, rule: Rule | None, max_key: int) -> Recor
     said = decoded(line, SUCH_AS)
     if "key" not in said:
         raise refused("bad-key", "no key", f"one, such as {SUCH_AS}")
-    parts = _parts(said.pop("key"), store, rule)
-    if (size := keys.size(parts)) > max_key:
+    key = parts(said.pop("key"), store, rule)
+    if (size := keys.size(key)) > max_key:
         raise refused("key-too-long", f"{size} bytes", f"at most {max_key}", at="key")
     if "delete" not in said:
         if store.windows:
             advice = f": {store.name} has windows, and a set names none"
             raise refused("windowed-store", "a set", "a delete", advice=advice)
-        return events.set_to(parts, said, store, rule)
+        return events.set_to(key, said, store, rule)
     if said.pop("delete") is not True:
         raise refused("bad-body", "another value", "true", at="delete")
     if said:
         raise refused("bad-body", f"the field {next(iter(said))[:100]!r}", "only key beside delete")
-    return events.purge(parts, store)
+    return events.purge(key, store)
 
 
-def _parts(key: Any, store: Store, rule: Rule | None) -> list[str]:
+def parts(key: Any, store: Store, rule: Rule | None) -> list[str]:
+    """The parts of a key in a body: as its text in Kafka, or a list of them; a problem where they are not of its types."""
     given = keys.of_text(key, store) if isinstance(key, str) else key if isinstance(key, list) else [key]
     texts = []
     for part in map(whole, given):

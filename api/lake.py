@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import duckdb
 import pyarrow as pa
@@ -29,7 +29,7 @@ from api.snapshot import Row, Snapshot, casts, load, of_table
 from statehouse.config import Config, Store, Stream, parse_expression
 from statehouse.fold import Rule, gained
 from statehouse.fold import quoted as spark_quoted
-from statehouse.tables import LOADED, opened, table
+from statehouse.tables import LOADED, TASK_COLUMNS, opened, table, tasks_table
 from statehouse.transpile import to_duckdb
 
 SCANS = 500  # of one connection
@@ -167,6 +167,38 @@ class Lake:
                 FROM {refused} WHERE {bound} ORDER BY partition DESC, "offset" DESC LIMIT {int(limit)}"""
             ).to_arrow_table()
             unpin(db, "_quarantine")
+            return found
+
+        return self._tables.ask(read).to_pylist()
+
+    def tasks(self, wanted: Mapping[str, str], after: tuple[int, str] | None, limit: int) -> list[Row]:
+        """Tasks of which columns have the values that are wanted, by due (after so many microseconds since 1970, and an id) and id."""
+        tests = [f"{quoted(column)} = ?" for column in wanted]
+        values: list[Any] = list(wanted.values())
+        if after is not None:
+            tests.append("(epoch_us(due), id) > (?, ?)")
+            values += after
+        return self._tasks(" AND ".join(tests) or "TRUE", values, limit)
+
+    def task(self, name: str) -> Row | None:
+        """The task of an id."""
+        found = self._tasks("id = ?", [name], 1)
+        return found[0] if found else None
+
+    def _tasks(self, where: str, values: list[Any], limit: int) -> list[Row]:
+        path = tasks_table(self.config)
+        if (delta := opened(path)) is None:
+            return []
+        columns = {c: t for c, t in TASK_COLUMNS.items() if c != "position"}
+        shown = [
+            f"CAST({quoted(c)} AS TIMESTAMP) AS {c}" if t == "TIMESTAMP" else quoted(c) for c, t in columns.items()
+        ]
+
+        def read(db: duckdb.DuckDBPyConnection) -> pa.Table:
+            known = pin(db, path, delta.version(), "_tasks")
+            query = f"SELECT {', '.join(shown)} FROM {known} WHERE {where} ORDER BY due, id LIMIT {int(limit)}"
+            found = db.execute(query, values).to_arrow_table()
+            unpin(db, "_tasks")
             return found
 
         return self._tables.ask(read).to_pylist()

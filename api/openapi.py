@@ -102,8 +102,8 @@ def _path(route: Route, where: Place) -> tuple[str, list[dict[str, Any]]]:
     if "key" in route.arguments and where.store:
         parts = list(_parts(where))
         text = text.replace("<key:key>", "/".join(f"{{{part['name']}}}" for part in parts))
-    for name, converter in re.findall(r"<(?:(\w+):)?(\w+)>", text):
-        parts.append(_parameter(Parameter(converter or name, "", schemas.TEXT), "path", where))
+    for _, name in re.findall(r"<(?:(\w+):)?(\w+)>", text):
+        parts.append(_parameter(Parameter(name, "", schemas.TEXT), "path", where))
     return re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", text), parts
 
 

@@ -51,7 +51,7 @@ def below_a_key(suffix: str) -> Callable[[Callable[..., Response]], Callable[...
 def history(store: str, key: str) -> Response:
     """Every event behind a key's state, newest first, as the store sees it; ``limit``, and the ``cursor`` of the next page."""
     _, snapshot, parts = _named(store, "history")
-    limit, cursor = _limit(), request.args.get("cursor")
+    limit, cursor = limit_asked(), request.args.get("cursor")
     if cursor is not None and not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 39):
         raise keys.bad_cursor(cursor)
     if snapshot.rule is None or snapshot.position is None:  # nothing has been merged yet
@@ -99,7 +99,7 @@ def quarantine(stream: str) -> Response:
         raise Problem(
             404, "unknown-stream", f"found {stream[:100]!r}, expected one of {', '.join(known)}", streams=known
         )
-    limit, cursor, place = _limit(), request.args.get("cursor"), None
+    limit, cursor, place = limit_asked(), request.args.get("cursor"), None
     if cursor is not None:
         if not re.fullmatch(PLACE, cursor):
             raise keys.bad_cursor(cursor)
@@ -112,7 +112,8 @@ def quarantine(stream: str) -> Response:
     return answer({"rows": rows[:limit], "cursor": following})
 
 
-def _limit() -> int:
+def limit_asked() -> int:
+    """How many rows the request at hand asks for."""
     most = the_replica().config.api.max_rows
     return limit_of(request.args.to_dict(), min(DEFAULT_LIMIT, most), most)
 

@@ -21,6 +21,7 @@ from statehouse.kafka import librdkafka
 
 ACKNOWLEDGED_MS = 8000  # after that Kafka's client gives a message up
 PATIENCE = 10.0  # seconds; more than the client's, so that its verdict is always heard
+PARTITION_UA = -1  # librdkafka's name: the partitioner chooses
 WAITING = 32  # writes at once
 
 
@@ -52,8 +53,9 @@ class Producer:
         self._opening = threading.Lock()
         self._places = threading.BoundedSemaphore(WAITING)
 
-    def send(self, topic: str, records: Sequence[Record]) -> list[Token]:
-        """Send events and wait until Kafka has acknowledged all of them; their tokens, in no particular order.
+    def send(self, topic: str, records: Sequence[Record], partition: int | None = None) -> list[Token]:
+        """Send events, to where their keys belong or to one partition, and wait until Kafka has acknowledged all of them; their
+        tokens, in no particular order.
 
         Raises KafkaUnavailable when that is not so in time, or the client's queue is full: of the events some, or
         all, may have arrived all the same. Raises a problem where one is larger than Kafka takes.
@@ -61,11 +63,11 @@ class Producer:
         if not self._places.acquire(blocking=False):
             raise self._away(f"{WAITING} writes are waiting for it already")
         try:
-            return self._send(topic, records)
+            return self._send(topic, records, PARTITION_UA if partition is None else partition)
         finally:
             self._places.release()
 
-    def _send(self, topic: str, records: Sequence[Record]) -> list[Token]:
+    def _send(self, topic: str, records: Sequence[Record], partition: int) -> list[Token]:
         arrived: queue.SimpleQueue[Token | KafkaError] = queue.SimpleQueue()
 
         def delivered(error: KafkaError | None, message: Message) -> None:
@@ -78,7 +80,7 @@ class Producer:
             client = self._open()
             for key, payload, headers in records:
                 body = None if payload is None else payload.encode()
-                client.produce(topic, key=key.encode(), value=body, headers=list(headers), on_delivery=delivered)
+                client.produce(topic, body, key.encode(), partition, delivered, headers=list(headers))
                 produced += 1
         except KafkaException as error:
             failure = error.args[0]

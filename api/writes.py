@@ -35,7 +35,8 @@ IDEMPOTENCY = Parameter(
 )
 
 
-def _set(place: Place) -> Schema:
+def set_of(place: Place) -> Schema:
+    """What a set of a key says."""
     assert place.store is not None
     reducer = place.store.reducer
     value = schemas.value(place.rule.event_type) if place.rule else schemas.ANY
@@ -47,14 +48,20 @@ def _set(place: Place) -> Schema:
     return answers.record({"value": value, **agent}, optional=("agent",))
 
 
-def _lines(place: Place) -> Schema:
+def key_of(place: Place) -> Schema:
+    """A key in a body: as its text in Kafka, or as a list of its parts."""
     assert place.store is not None
     parts = [schemas.in_bulk(kind) for kind in place.kinds or ["STRING"] * len(place.store.keys)]
     listed = {"type": "array", "prefixItems": parts, "minItems": len(parts), "maxItems": len(parts)}
     text = schemas.matching(schemas.text_of(place.kinds or ["STRING"] * len(parts))) if len(parts) > 1 else parts[0]
-    key = {"anyOf": [text, listed]}
+    return {"anyOf": [text, listed]}
+
+
+def _lines(place: Place) -> Schema:
+    assert place.store is not None
+    key = key_of(place)
     delete = answers.record({"key": key, "delete": {"const": True}})
-    properties = _set(place)["properties"]
+    properties = set_of(place)["properties"]
     line = {"anyOf": [answers.record({"key": key, **properties}, optional=("agent",)), delete]}
     most = {"minItems": 1, "maxItems": bulk.MOST_LINES}
     return answers.listed(delete if place.store.windows else line, **most, description="a line of NDJSON each")
@@ -70,7 +77,7 @@ SENT = Answer("Kafka has acknowledged it", {JSON: answers.written})
 @writes.put("/stores/<store>/keys/<key:key>")
 @declared(
     headers=[IDEMPOTENCY],
-    body=Body("the value", JSON, _set),
+    body=Body("the value", JSON, set_of),
     answers={202: SENT},
     problems=UNSENT,
     only=lambda store: not store.windows,
@@ -132,13 +139,27 @@ def _one(store: Store, record: Record) -> Response:
 
 
 def _sent(store: Store, records: Sequence[Record], said: Callable[[list[Token]], dict[str, Any]]) -> dict[str, Any]:
-    """Send the events, once for an Idempotency-Key; what is answered."""
     api = current_app.extensions["statehouse"]
-    topic = api.config.streams[store.stream].topic
+
+    def answered(tokens: list[Token]) -> dict[str, Any]:
+        return {**said(tokens), "position": api.replica.snapshot(store.name).position}
+
+    return written(api.config.streams[store.stream].topic, records, answered)
+
+
+def written(
+    topic: str,
+    records: Sequence[Record],
+    said: Callable[[list[Token]], dict[str, Any]],
+    partition: int | None = None,
+    asked: object = None,
+) -> dict[str, Any]:
+    """Send events, once for an Idempotency-Key; what is answered. ``asked`` tells the request from others, by default the events
+    do."""
+    api = current_app.extensions["statehouse"]
 
     def send(sent: Sequence[Record]) -> dict[str, Any]:
-        tokens = api.producer.send(topic, sent)
-        return {**said(tokens), "position": api.replica.snapshot(store.name).position}
+        return said(api.producer.send(topic, sent, partition))
 
     key = request.headers.get("Idempotency-Key")
     if key is None:
@@ -146,7 +167,7 @@ def _sent(store: Store, records: Sequence[Record], said: Callable[[list[Token]],
     if not re.fullmatch(f"[ -~]{{1,{LARGEST_KEY}}}", key):
         raise refused("bad-header", repr(key[:100]), f"1 to {LARGEST_KEY} characters of ASCII", at="Idempotency-Key")
     # The method tells a request with one line from one without lines: their answers differ.
-    same = hashlib.blake2b(repr((request.method, records)).encode()).digest()
+    same = hashlib.blake2b(repr((request.method, asked or records)).encode()).digest()
     marks = [key] if request.method != "POST" else [f"{key}/{number}" for number in range(len(records))]
     marked = [r._replace(headers=(*r.headers, (HEADER, m))) for r, m in zip(records, marks, strict=True)]
     return api.idempotency.once((g.get("caller"), key), same, lambda: send(marked))

@@ -49,6 +49,8 @@ class Ingest:
         self.quarantine = table(config, "quarantine", stream.name)
         self.rules = [rule_of(spark, config, s) for s in config.stores_of(stream.name)]
         self.lookups = Lookups(spark, config, stream) if stream.lookups else None
+        named = [name for name, store in config.stores.items() if not store.windows]
+        self.settable = named if config.tasks is not None else None  # by tasks
         self.busy = threading.Lock()
         self.stopping = threading.Event()
         self.events = self.refused = 0  # of this run
@@ -97,7 +99,7 @@ class Ingest:
             records.sparkSession.conf.set("spark.sql.shuffle.partitions", "2")
             records.sparkSession.conf.set("spark.sql.adaptive.enabled", "false")  # nothing to adapt to, a job more
             parsed = parse(
-                records.where(new(self.offsets)), self.stream, self.rules, self.lookups, self.config.tasks is not None
+                records.where(new(self.offsets)), self.stream, self.rules, self.lookups, self.settable
             ).persist()
             try:
                 counts = parsed.groupBy("_partition").agg(F.count("*"), F.count("_reason"), F.max("_offset")).collect()

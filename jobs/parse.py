@@ -7,7 +7,7 @@ reader lets pass is taken: a number for a STRING is its text, fields outside the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -86,10 +86,10 @@ def _report_reason(stream: Stream) -> str:
     return _case(branches)
 
 
-def _control_reason(rules: Iterable[Rule], tasks: bool) -> str:
+def _control_reason(rules: Iterable[Rule], tasks: Sequence[str] | None) -> str:
     """SQL: why a set, a purge, a task or its end is refused, or null."""
     rules = list(rules)
-    operations = ["set", "purge", *(TASK_OPERATIONS if tasks else ())]
+    operations = ["set", "purge", *(TASK_OPERATIONS if tasks is not None else ())]
     expected_operations = " or ".join([", ".join(operations[:-1]), operations[-1]])
     names = ", ".join(literal(r.store.name) for r in rules) or "''"
     expected = ", ".join(r.store.name for r in rules) or "none: this stream has no stores"
@@ -113,7 +113,7 @@ def _control_reason(rules: Iterable[Rule], tasks: bool) -> str:
             '\'a set whose payload is not a JSON object such as {"value": 1, "agent": "a"}\'',
         ),
     ]
-    branches += _task_reasons(names, expected) if tasks else []
+    branches += _task_reasons(tasks) if tasks is not None else []
     for rule in rules:
         if rule.store.windows:
             reason = literal(f"a set on {rule.store.name}, expected a purge: it has windows, and a set names none")
@@ -137,9 +137,10 @@ def _control_reason(rules: Iterable[Rule], tasks: bool) -> str:
     return _case(branches)
 
 
-def _task_reasons(names: str, expected: str) -> list[tuple[str, str]]:
+def _task_reasons(stores: Sequence[str]) -> list[tuple[str, str]]:
     """Why a task is refused: its payload is ``{"due": …, "send": {"topic", "key", "value"}}``, or with ``"set": {"store", "key",
-    "value"}``; with ``"value"`` it waits for the state of the key and the store that its record names."""
+    "value"}``; with ``"value"`` it waits for the state of the key and the store that its record names. What it sets is one of the ``stores``."""
+    names, expected = ", ".join(map(literal, stores)) or "''", ", ".join(stores) or "none: no store can be set"
 
     def found(path: str) -> str:
         return f"get_json_object(_text, '$.{path}')"
@@ -198,10 +199,14 @@ def _header(name: str) -> str:
 
 
 def parse(
-    records: DataFrame, stream: Stream, rules: Iterable[Rule], lookups: Lookups | None = None, tasks: bool = False
+    records: DataFrame,
+    stream: Stream,
+    rules: Iterable[Rule],
+    lookups: Lookups | None = None,
+    tasks: Sequence[str] | None = None,
 ) -> DataFrame:
     """Kafka's records (with headers) as the changelog's columns, ``_reason`` (null: accepted) and, for the quarantine, ``_text``, ``_bytes``, ``_headers`` and ``_timestamp``, which are null where the event is accepted: the
-    callers keep these rows in memory."""
+    callers keep these rows in memory. ``tasks``: there may be events that ask for one, to set one of these stores."""
     schema = ", ".join([*(f"{quoted(c.name)} {c.type}" for c in stream.columns), f"{CORRUPT} STRING"])
     options = f"map('mode', 'PERMISSIVE', 'columnNameOfCorruptRecord', '{CORRUPT}', 'allowSingleQuotes', 'false')"
     payload = [f"_json.{quoted(c.name)} AS {quoted(c.name)}" for c in stream.columns]

@@ -257,6 +257,10 @@ class Tasks:
 
         rules = [r for r in self.rules.values() if r.store.stream == stream and not r.store.windows]
         keys = [f"WHEN _store = {literal(r.store.name)} THEN {key_text(r, r.control_keys())}" for r in rules]
+        topics = " ".join(
+            f"WHEN {of('set.store')} = {literal(s.name)} THEN {literal(self.config.streams[s.stream].topic)}"
+            for s in self.config.stores.values()
+        )
         made = {
             "id": "concat_ws(':', _topic, _partition, _offset)",
             "store": "_store",
@@ -264,7 +268,7 @@ class Tasks:
             "value": of("value"),
             "since": "_event_time",
             "due": f"CAST({of('due')} AS TIMESTAMP)",
-            "topic": f"coalesce({of('send.topic')}, _topic)",
+            "topic": f"coalesce({of('send.topic')}, {f'CASE {topics} END' if topics else 'NULL'})",
             "message_key": f"coalesce({of('send.key')}, {of('set.key')})",
             "message": f"coalesce({of('send.value')}, {of('set')})",  # of a set: an object with the value in it
             "set": of("set.store"),

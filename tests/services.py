@@ -37,6 +37,7 @@ stores:
   prices: {{stream: s, key: m, value: d, reduce: first}}
   hours: {{stream: s, key: key, value: n, window: 1 hour, reduce: count}}
   fresh: {{stream: s, key: [key, n], value: n, reduce: sum}}    # never merged
+tasks: {{}}
 """
 TOPIC = "tried.events"
 MAX_KEY = 4000

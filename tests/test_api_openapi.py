@@ -144,7 +144,7 @@ def test_tokens(tmp_path: Path) -> None:
 HERE = Path(__file__).parent
 # Without FUZZ_EXAMPLES a few examples of some stores: one of each kind of route. With it, all of them.
 EXAMPLES = os.environ.get("FUZZ_EXAMPLES")
-SOME = "^/[^/]*$|^/streams/|^/stores/(votes|money|hours)"
+SOME = "^/[^/]*$|^/streams/|^/tasks|^/stores/(votes|money|hours)"
 
 
 @pytest.mark.slow
