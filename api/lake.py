@@ -11,6 +11,7 @@ import datetime as dt
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import duckdb
@@ -65,8 +66,10 @@ class Lane:
             late = not wait([asked], self._config.api.max_time / 1000).done
             if late and not asked.cancel():
                 while not wait([asked], AGAIN).done:
-                    if self._connection:
-                        self._connection.interrupt()
+                    # Its thread may have closed it meanwhile, having heard of it.
+                    if connection := self._connection:
+                        with suppress(duckdb.ConnectionException):
+                            connection.interrupt()
             try:
                 return asked.result()
             except (CancelledError, duckdb.Error):
