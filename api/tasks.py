@@ -60,15 +60,10 @@ def _rows(_place: Place) -> Schema:
 
 def _asked(here: Place) -> Schema:
     """A task that is asked for: when, and what."""
-    stores = [place(store=name) for name, store in here.config.stores.items() if not store.windows]
-    waits = [
-        answers.record(
-            {"store": _store(p), "key": key_of(p), "value": schemas.value(p.rule.value_type) if p.rule else schemas.ANY}
-        )
-        for p in stores
-        if p.rule
-    ]
-    sets = [answers.record({"store": _store(p), "key": key_of(p), "value": set_of(p)["properties"]["value"]}) for p in stores if p.rule]  # fmt: skip
+    found = [place(store=name) for name, store in here.config.stores.items() if not store.windows]
+    stores = [(p, p.rule, {"store": _store(p), "key": key_of(p)}) for p in found if p.rule]  # whose types are known
+    waits = [answers.record({**key, "value": schemas.value(rule.value_type)}) for _, rule, key in stores]
+    sets = [answers.record({**key, "value": set_of(p)["properties"]["value"]}) for p, _, key in stores]
     send = answers.record(
         {"topic": schemas.matching(TOPIC), "key": schemas.TEXT, "value": schemas.ANY}, optional=("key", "value")
     )

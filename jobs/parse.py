@@ -234,7 +234,8 @@ def parse(
         .withColumn(
             "_value",
             F.expr(
-                "CASE WHEN _op = 'set' THEN get_json_object(_text, '$.value') WHEN _op IN ('task', 'cancel') THEN _text END"
+                "CASE WHEN _op = 'set' THEN get_json_object(_text, '$.value') WHEN "
+                f"_op IN {TASK_OPERATIONS} THEN _text END"
             ),
         )
         .selectExpr("*", *payload)

@@ -93,7 +93,7 @@ def problems(spark: SparkSession, config: Config) -> list[tuple[tuple, str]]:
                     found.append(((*path, "reduce", *place.split(".")), message))
             if store.publish and store.publish.where and not any(at[:2] == path for at, _ in found):
                 columns = rule_of(spark, config, store).state_columns
-                if wrong := _over(spark, columns, store.publish.where, boolean=True):
+                if wrong := _over(spark, stream, store.publish.where, columns, boolean=True):
                     found.append(((*path, "publish", "where"), wrong))
     for route in config.routes.values():
         if ("streams", route.stream, "schema") not in [path for path, _ in found]:
@@ -126,42 +126,41 @@ def visible(rule: Rule) -> dict[str, str]:
     return {"since": "TIMESTAMP", "due": "TIMESTAMP", **rule.state_columns}
 
 
-def _over(spark: SparkSession, columns: Mapping[str, str], expression: str, boolean: bool = False) -> str | None:
-    """What Spark refuses of an expression over some columns, and of a condition that is none."""
+def _over(
+    spark: SparkSession,
+    stream: Stream,
+    expression: str,
+    columns: Mapping[str, str] | None = None,
+    boolean: bool = False,
+) -> str | None:
+    """What Spark refuses of an expression, over columns as :func:`type_of` has them, and of a condition that is none."""
     try:
-        made = spark.createDataFrame([], schema_of(columns)).selectExpr(f"({expression}) AS x")
-    except (AnalysisException, ParseException) as error:
-        return f"found {expression!r}: {_short(error)}"
-    kind = made.schema[0].dataType.simpleString().upper()
+        kind = type_of(spark, stream, expression, columns)
+    except ConfigError as error:
+        return f"found {expression!r}: {error}"
     return f"found {expression!r} of type {kind}, expected a BOOLEAN" if boolean and kind != "BOOLEAN" else None
 
 
 def _wrong_task(spark: SparkSession, config: Config, task: Task) -> Iterator[tuple[tuple, str]]:
     """What Spark refuses of a task."""
     rule, does = rule_of(spark, config, config.stores[task.store]), task.send or task.set_
-    path, kind = ("tasks", task.name), "send" if task.send else "set"
+    path, kind, stream = ("tasks", task.name), "send" if task.send else "set", config.streams[rule.store.stream]
     asked: list[tuple[tuple, Mapping[str, str], str | None]] = [
         (("when",), rule.state_columns, task.when),
         ((kind, "key"), visible(rule), does.key if does else None),
         ((kind, "value"), visible(rule), does.value if does else None),
     ]
     for place, columns, expression in asked:
-        if expression is not None and (wrong := _over(spark, columns, expression, place == ("when",))):
+        if expression is not None and (wrong := _over(spark, stream, expression, columns, place == ("when",))):
             yield (*path, *place), wrong
 
 
 def _wrong_in(spark: SparkSession, stream: Stream, route: Route) -> Iterator[tuple[tuple, str]]:
     """What Spark refuses of a route."""
     path, rows = ("routes", route.name), spark.createDataFrame([], schema_of(changelog_columns(stream)))
-    if route.where:
-        try:
-            kind = type_of(spark, stream, route.where)
-        except ConfigError as error:
-            yield (*path, "where"), f"found {route.where!r}: {error}"
-            return
-        if kind != "BOOLEAN":
-            yield (*path, "where"), f"found {route.where!r} of type {kind}, expected a BOOLEAN"
-            return
+    if route.where and (wrong := _over(spark, stream, route.where, boolean=True)):
+        yield (*path, "where"), wrong
+        return
     try:
         made = shaped(rows, stream, route, f"_offset AS {SOURCE}").drop(
             SOURCE

@@ -33,14 +33,16 @@ class Steps:
         self.keys = list(rule.key_columns)
         self.state, self.tombstones = (table(config, kind, rule.store.name) for kind in ("state", "tombstones"))
 
-    def before(self, position: int, version: int) -> tuple[DataFrame, DataFrame | None]:
-        """The state, and the tombstones, at a position that a version of the state has folded."""
-        state = self.spark.read.format("delta").option("versionAsOf", version).load(self.state)
+    def state_at(self, version: int) -> DataFrame:
+        """The state as a version of its table has it."""
+        return self.spark.read.format("delta").option("versionAsOf", version).load(self.state)
+
+    def _tombstones_at(self, position: int) -> DataFrame | None:
         kept = opened(self.tombstones)
         if not kept or not kept.version():
-            return state, None
+            return None
         # One that a later merge left would make its key absent too early.
-        return state, self.spark.read.format("delta").load(self.tombstones).where(F.col("position") <= position)
+        return self.spark.read.format("delta").load(self.tombstones).where(F.col("position") <= position)
 
     def between(self, position: int, version: int, head: int) -> DataFrame | None:
         """The states after each event in (position, head] of the changelog, ``version`` being the state's at the position. None
@@ -51,8 +53,8 @@ class Steps:
         """
         events = self._numbered(feed.events(self.spark, self.config, self.stream, position, head))
         largest, most = self._sizes(events)
-        state, tombstones = self.before(position, version)
-        state = state.join(events.select(self.keys).distinct(), self.keys, "semi")
+        state = self.state_at(version).join(events.select(self.keys).distinct(), self.keys, "semi")
+        tombstones = self._tombstones_at(position)
         found: list[DataFrame] = []
         for first in range(1, largest + 1, most):
             part = events.where(F.col(STEP).between(first, first + most - 1))

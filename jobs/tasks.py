@@ -28,7 +28,7 @@ from typing import Any
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from delta.tables import DeltaTable as SparkTable
-from deltalake import CommitProperties, DeltaTable, QueryBuilder, write_deltalake
+from deltalake import CommitProperties, DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -44,7 +44,18 @@ from statehouse.config import Config, Store, Task, next_time
 from statehouse.errors import KafkaUnavailable
 from statehouse.fold import SCALARS, Rule, literal, quoted
 from statehouse.kafka import OP_HEADER, STORE_HEADER, TASK_HEADER, TASK_OPERATIONS
-from statehouse.tables import LOADED, TASK_COLUMNS, folded, generation, metadata, offsets_at, opened, table, tasks_table
+from statehouse.tables import (
+    LOADED,
+    TASK_COLUMNS,
+    folded,
+    generation,
+    metadata,
+    offsets_at,
+    opened,
+    select,
+    table,
+    tasks_table,
+)
 
 log = logging.getLogger("statehouse")
 Row = dict[str, Any]
@@ -216,14 +227,13 @@ class Tasks:
 
     def _await(self) -> None:
         """Find out what is waited for."""
-        self.next_due = self._select("SELECT min(due) AS due FROM tasks WHERE status = 'waiting'")[0]["due"]
+        self.next_due = select(DeltaTable(self.path), "SELECT min(due) AS due FROM found WHERE status = 'waiting'")[0][
+            "due"
+        ]
         asked = "status = 'waiting' AND task IS NULL AND value IS NOT NULL AND ended IS NULL"
-        self.asked = {row["store"] for row in self._select(f"SELECT DISTINCT store FROM tasks WHERE {asked}")}
-
-    def _select(self, query: str) -> list[Row]:
-        """Rows of a query of the table, by deltalake: Spark takes a second for it."""
-        found = QueryBuilder().register("tasks", DeltaTable(self.path)).execute(query)
-        return pa.table(found.read_all()).to_pylist()
+        self.asked = {
+            row["store"] for row in select(DeltaTable(self.path), f"SELECT DISTINCT store FROM found WHERE {asked}")
+        }
 
     # What somebody asks for.
 
@@ -314,7 +324,7 @@ class Tasks:
                 if not feed.gone(error):
                     raise
                 known, going = False, []
-        state = keyed(steps.before(head, version)[0], steps.rule)
+        state = keyed(steps.state_at(version), steps.rule)
         for name in marks.keys() - set(going):
             task = self.tasks[name]
             found.append(self._daily(task) if task.at else self._anew(task, state))
@@ -331,7 +341,7 @@ class Tasks:
         after = keyed(made, rule).withColumn("_over", F.col("_at")) if made else None
         found = [self._runs(task, after) for task in runs] if after else []
         if asked:
-            found.append(self._broken(rule, after, keyed(steps.before(position, version)[0], rule)))
+            found.append(self._broken(rule, after, keyed(steps.state_at(version), rule)))
         return found
 
     def _runs(self, task: Task, steps: DataFrame) -> DataFrame:
@@ -453,7 +463,7 @@ class Tasks:
             return 0
         self.tried = time.monotonic()
         waiting = f"status = 'waiting' AND due <= to_timestamp_micros({int(now * 1_000_000)})"
-        due = self._select(f"SELECT * FROM tasks WHERE {waiting} ORDER BY due, id")
+        due = select(DeltaTable(self.path), f"SELECT * FROM found WHERE {waiting} ORDER BY due, id")
         until = {stream: self._known_until(stream) for stream in {row["stream"] for row in due}}
         ready = [row for row in due if row["due"].timestamp() < until[row["stream"]]]
         self.tried = float("-inf") if len(ready) == len(due) else self.tried
@@ -560,7 +570,7 @@ class Tasks:
         assert self.said
         task = self.tasks[row["task"]]
         rule, version = self.rules[task.store], self.said["stores"][task.store]["version"]
-        state = keyed(Steps(self.spark, self.config, rule).before(0, version)[0], rule).where(task.when or "TRUE")
+        state = keyed(Steps(self.spark, self.config, rule).state_at(version), rule).where(task.when or "TRUE")
         due = f"timestamp_micros({int(row['due'].timestamp() * 1_000_000)})"
         named = {n: e for n, e in {"since": "changed_at", "due": due}.items() if n not in rule.state_columns}
         told, name = self.messages[task.name], f"{task.name}@{row['due'].isoformat()}/"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import pyarrow as pa
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import DeltaTable
 
 from statehouse import kafka
 from statehouse.config import Config
@@ -19,6 +18,7 @@ from statehouse.tables import (
     published,
     routed,
     rows_and_bytes,
+    select,
     table,
     tasks_table,
 )
@@ -85,9 +85,8 @@ def task_status(config: Config) -> list[dict[str, Any]]:
     if config.tasks is None:
         return []
     delta, names = opened(tasks_table(config)), [*config.tasks, None]
-    query = "SELECT task, status, count(*) AS count, min(due) AS due FROM tasks GROUP BY task, status"
-    found = QueryBuilder().register("tasks", delta).execute(query).read_all() if delta else None
-    counts = {(r["task"], r["status"]): r for r in pa.table(found).to_pylist()} if found is not None else {}
+    query = "SELECT task, status, count(*) AS count, min(due) AS due FROM found GROUP BY task, status"
+    counts = {(r["task"], r["status"]): r for r in select(delta, query)} if delta else {}
 
     def of(name: str | None) -> dict[str, Any]:
         made = {s: counts.get((name, s), {}).get("count", 0) for s in ("waiting", "sent", "cancelled", "failed")}

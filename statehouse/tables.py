@@ -22,7 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from deltalake import DeltaTable
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import TableNotFoundError
 
 from statehouse.config import Config, Route, Store, Stream
@@ -209,6 +210,11 @@ def stored_rule(delta: DeltaTable | None, name: str) -> Rule | None:
     store = Store.model_validate({**found, "name": name})
     keys = len(store.keys)
     return Rule(store, tuple(types[:keys]), types[keys], tuple(types[keys + 1 :]))
+
+
+def select(delta: DeltaTable, query: str) -> list[dict[str, Any]]:
+    """Rows of a query of one table, which is ``found`` in it, by DataFusion: Spark takes a second for any."""
+    return pa.table(QueryBuilder().register("found", delta).execute(query).read_all()).to_pylist()
 
 
 def rows_and_bytes(path: str, version: int | None = None) -> tuple[int, int]:

@@ -155,9 +155,9 @@ AWAY = "127.0.0.1:1"
 class Devices(Alarms):
     """A lake with what devices say of themselves; times are minutes."""
 
-    def __init__(self, spark, lake, broker, rules, real=False):
+    def __init__(self, spark, lake, broker, rules):
         topic = f"devices-{os.getpid()}-{random.randrange(10**9)}"
-        self.lake, self.real = lake, real
+        self.lake = lake
         made = self.configured(topic, broker.bootstrap, rules)
         super().__init__(spark, made, broker.bootstrap, topic)
         self.tasks.round()
