@@ -155,4 +155,6 @@ class Steps:
         kept = state.join(last, list(self.rule.keys), "anti").unionByName(last.where("_present").select(rows))
         absent = self._sql(f"SELECT {self.rule.remembered()} FROM absent", absent=last.where("NOT _present"))
         more = absent.selectExpr("*", f"CAST({number} AS BIGINT) AS position", "current_timestamp() AS log_time")
-        return kept.localCheckpoint(), tombstones.unionByName(more) if tombstones is not None else more
+        # Each part's plan would hold those of all before it.
+        known = tombstones.unionByName(more) if tombstones is not None else more
+        return kept.localCheckpoint(), known.localCheckpoint()

@@ -62,6 +62,7 @@ Row = dict[str, Any]
 AT_ONCE = 1000  # messages that are sent between two commits
 PATIENCE = 30.0  # seconds for Kafka to take them
 AGAIN = 1.0  # seconds until Kafka is asked again how far it is
+TIDY_EVERY = 3600.0  # seconds
 MESSAGE = ("topic", "message_key", "message", "set")  # what is sent, of the table's columns
 NOTHING = "none yet"
 SAID = "spark.databricks.delta.commitInfo.userMetadata"
@@ -119,7 +120,7 @@ class Tasks:
         self.next_due: dt.datetime | None = None
         self.asked: set[str] = set()  # the stores that somebody's tasks wait for
         self.topics: dict[str, int] = {}  # that are known to be there, and the most bytes that a message may have
-        self.looked = self.tried = float("-inf")
+        self.tidied = self.looked = self.tried = float("-inf")
 
     def round(self) -> Sent | None:
         """Register, watch and send; None where nothing was sent. Raises KafkaUnavailable."""
@@ -147,8 +148,11 @@ class Tasks:
         if self.said is None:
             create(self.spark, self.path, TASK_COLUMNS, PROPERTIES)
             kept = (metadata(self.path, self.name) or {}).get(self.name, {})
-            self.said = {"streams": {}, "stores": {}, **kept}
+            self.said = {"streams": {}, "offsets": {}, "stores": {}, **kept}
+            self._await()
+        if time.monotonic() - self.tidied >= TIDY_EVERY:
             self._tidy()
+            self.tidied = time.monotonic()
         return DeltaTable(self.path).version()
 
     def _done(self) -> CommitProperties:
@@ -240,17 +244,22 @@ class Tasks:
     def _register(self, name: str) -> None:
         """The tasks, and the ends of tasks, that a stream's changelog has since the position."""
         assert self.said
-        changelog, start = opened(table(self.config, "changelog", name)), self.said["streams"].get(name, 0)
+        path, start = table(self.config, "changelog", name), self.said["streams"].get(name, 0)
+        changelog = opened(path)
         head = changelog.version() if changelog else 0
         if head == start:
             return
+        known = self.said["offsets"].get(name, {})
         try:
             found = self._asked_in(name, start, head).localCheckpoint()
         except Exception as error:
             if not feed.gone(error):
                 raise
-            found = self._asked_in(name, 0, head).localCheckpoint()  # what is known is not taken twice
+            # All of it, without what was known: it may have been sent and forgotten since.
+            left = feed.new({int(partition): offset for partition, offset in known.items()}, "_")
+            found = self._asked_in(name, 0, head).where(left).localCheckpoint()
         self.said["streams"][name] = head
+        self.said["offsets"][name] = known | {str(p): offset for p, offset in (offsets_at(path, head) or {}).items()}
         if not found.isEmpty():
             self._merge(self._requests(found, name))
 

@@ -279,6 +279,26 @@ def test_what_is_asked_for_is_sent_at_its_time_unless_the_value_changes_or_it_is
     assert table[f"{d.topic}:0:13"]["status"] == "cancelled"
 
 
+def test_what_was_asked_for_and_is_forgotten_is_not_sent_again_where_the_log_has_forgotten_it_too(devices, monkeypatch):
+    d = devices("{{}}")
+
+    def ask(minute, key):
+        body = {"due": iso(T0 + minute * MINUTE), "send": {"topic": f"{d.topic}-asked", "key": key}}
+        return minute, key, body, control("task")
+
+    def lost(*_):
+        raise RuntimeError("[DELTA_MISSING_CHANGE_DATA]")
+
+    d.say(ask(1, "x"))
+    assert d.at(2) == 1 and d.table()
+    later = 400 * 24 * 60
+    d.tasks = d.started()
+    assert d.at(later) == 0 and not d.table(), "it is forgotten"
+    d.say(ask(later, "y"))
+    monkeypatch.setattr("jobs.feed.changes", lost)
+    assert d.at(later + 1) == 1 and [key for _, _, key, _ in d.sent("asked")] == ["x", "y"]
+
+
 def test_again_and_again_and_at_a_time_of_the_day(devices):
     rules = """
   again: {{store: status, when: value = 'down', after: 5 minutes, every: 10 minutes, send: {{topic: {topic}-again, value: value}}}}
