@@ -1,8 +1,8 @@
-"""The jobs of one lake in one Spark application, side by side, until told to stop: ingest, merge, route, publish and tasks.
+"""The jobs of one lake in one Spark application, side by side, until told to stop: ingest, merge, route, publish, tasks and maintain.
 
-``once`` is for schedulers: what is in Kafka now is ingested, then merged, routed and published, what is due is sent, then it ends.
-Without it, each stream has its query, and one thread each goes round the stores, the routes, the stores that are published, and
-the tasks.
+``once`` is for schedulers: what is in Kafka now is ingested, then merged, routed and published, what is due is sent, then it ends;
+maintain is a command of its own there. Without it, each stream has its query, and one thread each goes round the stores, the
+routes, the stores that are published, the tasks, and the tables to keep.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from jobs import metrics
 from jobs.ingest import Ingest
+from jobs.maintain import Maintain
 from jobs.merge import Merge, Round
 from jobs.publish import Publisher
 from jobs.recover import recover
@@ -27,11 +28,10 @@ from jobs.send import Sender, Sent
 from jobs.session import lock, session
 from jobs.tasks import Tasks
 from statehouse.config import Config
-from statehouse.errors import ConfigError, DefinitionChanged, FeedLost, StatehouseError, first_line
+from statehouse.errors import ConfigError, DefinitionChanged, FeedLost, LakeBusy, StatehouseError, first_line
 
 log = logging.getLogger("statehouse")
-PARTS = ("ingest", "merge", "route", "publish", "tasks")
-EXPIRE_EVERY = 3600.0  # seconds
+PARTS = ("ingest", "merge", "route", "publish", "tasks", "maintain")
 IDLE = 0.2  # seconds between two looks for something new
 
 
@@ -71,6 +71,9 @@ class Jobs:
             self._run(once)
 
     def _run(self, once: bool) -> None:
+        if self.parts == ("maintain",):
+            self._maintain(once)
+            return
         self.ingests = (
             [Ingest(self.spark, self.config, s) for s in self.config.streams.values()] if "ingest" in self.parts else []
         )
@@ -103,12 +106,11 @@ class Jobs:
             threading.Thread(target=self._guard, args=(i.run,), name=f"ingest {i.stream.name}") for i in self.ingests
         ]
         if merges:
-            every = self.config.merge_every / 1000
-            workers.append(
-                threading.Thread(
-                    target=self._guard, args=(run_merges, merges, self.stopping, every, _tell), name="merge"
-                )
-            )
+            keep = Maintain(self.spark, self.config).store
+            given = (merges, self.stopping, self.config, _tell, keep)
+            workers.append(threading.Thread(target=self._guard, args=(run_merges, *given), name="merge"))
+        if "maintain" in self.parts:
+            workers.append(threading.Thread(target=self._guard, args=(self._keep_logs,), name="maintain"))
         for kind, found in senders.items():
             if found:
                 workers.append(threading.Thread(target=self._guard, args=(follow, found, self.stopping), name=kind))
@@ -120,6 +122,29 @@ class Jobs:
                 worker.join(0.5)
         if self.failure:
             raise self.failure
+
+    def _keep_logs(self) -> None:
+        maintain = Maintain(self.spark, self.config)
+        while not self.stopping.wait(self.config.maintain_every / 1000):
+            maintain.logs(self.stopping)
+
+    def _maintain(self, once: bool) -> None:
+        """The upkeep alone, as a job of its own: of the states too, unless a merge is running, which keeps them itself."""
+        maintain = Maintain(self.spark, self.config)
+        while not self.stopping.is_set():
+            maintain.logs(self.stopping)
+            try:
+                with lock(self.spark, self.config, "merge", patience=0):
+                    for store in self.config.stores.values():
+                        if not self.stopping.is_set():
+                            maintain.store(Merge(self.spark, self.config, store))
+            except LakeBusy:
+                log.info("the states are kept by the merge that is running")
+            if once:
+                break
+            self.stopping.wait(self.config.maintain_every / 1000)
+        if once and maintain.failed:
+            raise StatehouseError(f"{maintain.failed} tables could not be maintained; the lines above say why")
 
     def _guard(self, work, *args) -> None:  # type: ignore[no-untyped-def]
         try:
@@ -148,21 +173,29 @@ def pace(took: float, every: float) -> float:
     return max(every - took, 3 * took)
 
 
-def run_merges(merges: list[Merge], stopping: threading.Event, every: float, tell: Callable[[Round], None]) -> None:
-    """Merge every store that has something new, round after round, until told to stop; the round in hand is finished.
+def run_merges(
+    merges: list[Merge],
+    stopping: threading.Event,
+    config: Config,
+    tell: Callable[[Round], None],
+    keep: Callable[[Merge], None],
+) -> None:
+    """Merge every store that has something new, round after round, until told to stop; the round in hand is finished. Every
+    ``maintain_every``, between two rounds, ``keep`` their tables.
 
     A round that fails is said and tried again from its position: nothing is committed by halves.
     """
-    failures, warm, expired = 0, False, float("-inf")
+    every = config.merge_every / 1000
+    failures, warm, kept = 0, False, time.monotonic()
     stopping.wait(every)  # the first batches are on their way: one round for them, not one for nothing
     while not stopping.is_set():
         began = time.monotonic()
         try:
             worked = catch_up(merges, tell, stopping)
-            if worked and time.monotonic() - expired > EXPIRE_EVERY:
+            if time.monotonic() - kept > config.maintain_every / 1000:
                 for merge in merges:
-                    merge.expire()
-                expired = time.monotonic()
+                    keep(merge)
+                kept = time.monotonic()
             failures = 0
         except (ConfigError, DefinitionChanged):
             raise

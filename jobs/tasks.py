@@ -40,7 +40,7 @@ from jobs.send import JSON_OPTIONS, Sent
 from jobs.session import fresh
 from jobs.steps import PLACE, STEP, Steps
 from statehouse import kafka
-from statehouse.config import Config, Store, Task, next_time
+from statehouse.config import UNITS, Config, Store, Task, next_time
 from statehouse.errors import KafkaUnavailable
 from statehouse.fold import SCALARS, Rule, literal, quoted
 from statehouse.kafka import OP_HEADER, STORE_HEADER, TASK_HEADER, TASK_OPERATIONS
@@ -62,7 +62,6 @@ Row = dict[str, Any]
 AT_ONCE = 1000  # messages that are sent between two commits
 PATIENCE = 30.0  # seconds for Kafka to take them
 AGAIN = 1.0  # seconds until Kafka is asked again how far it is
-TIDY_EVERY = 3600.0  # seconds
 MESSAGE = ("topic", "message_key", "message", "set")  # what is sent, of the table's columns
 NOTHING = "none yet"
 SAID = "spark.databricks.delta.commitInfo.userMetadata"
@@ -150,7 +149,7 @@ class Tasks:
             kept = (metadata(self.path, self.name) or {}).get(self.name, {})
             self.said = {"streams": {}, "offsets": {}, "stores": {}, **kept}
             self._await()
-        if time.monotonic() - self.tidied >= TIDY_EVERY:
+        if time.monotonic() - self.tidied >= self.config.maintain_every / 1000:
             self._tidy()
             self.tidied = time.monotonic()
         return DeltaTable(self.path).version()
@@ -211,7 +210,8 @@ class Tasks:
         return self.spark.read.format("delta").load(self.path).where(where)
 
     def _tidy(self) -> None:
-        """End what is of rules that are no more, and forget what has been over for as long as tombstones are kept."""
+        """End what is of rules that are no more, forget what has been over for as long as tombstones are kept, and keep the table
+        as :mod:`jobs.maintain` does the others."""
         delta, now = DeltaTable(self.path), int(self.now() * 1_000_000)
         for daily in (True, False):
             names = ", ".join(f"'{name}'" for name, task in self.tasks.items() if bool(task.at) == daily) or "''"
@@ -227,6 +227,8 @@ class Tasks:
         over = "status <> 'waiting' AND (ended IS NOT NULL OR task IS NULL)"
         old = f"to_timestamp_micros({now - self.config.tombstones * 1000})"
         delta.delete(f"{over} AND coalesce(sent_at, ended, due) < {old}", commit_properties=self._done())
+        delta.optimize.compact(commit_properties=self._done())
+        delta.vacuum(self.config.versions // UNITS["hour"], False, False, commit_properties=self._done())
         self._await()
 
     def _await(self) -> None:

@@ -51,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
         "route": "changelog → topics and tables",
         "publish": "changes of the state → topics",
         "tasks": "what is due → topics",
+        "maintain": "small files into larger ones, old ones deleted, what has expired removed",
     }.items():
         job = command(name, help)
         job.add_argument("--once", action="store_true", help="what is there now, then exit 0")
@@ -243,6 +244,7 @@ COMMANDS = {
     "route": _jobs,
     "publish": _jobs,
     "tasks": _jobs,
+    "maintain": _jobs,
     "load": _load,
     "recover": _recover,
     "serve": _serve,

@@ -1,0 +1,82 @@
+"""Upkeep of the tables: few files, and none that nobody may ask for any more.
+
+Of a table, in two steps; a crash between them, or in them, leaves a table that is right:
+
+1. OPTIMIZE: small files into larger ones, in a commit that changes no row. *Who reads an older version has its files still.*
+2. VACUUM: delete the files of versions that are older than ``versions``, and what crashes have left.
+
+To changelogs, quarantines and the tables of routes rows are only ever appended, so they are compacted at any time: an append and a
+compaction never are in each other's way. A state is compacted by the merge's own process, between two of its rounds, or while there
+is none: one of the two would lose its work otherwise.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from threading import Event
+
+from pyspark.sql import SparkSession
+
+from jobs.merge import Merge
+from jobs.session import fresh
+from statehouse.config import UNITS, Config
+from statehouse.errors import first_line
+from statehouse.tables import opened, table
+
+log = logging.getLogger("statehouse")
+# A key that is looked for, or changed, is in one file; one of Delta's default of 1 GiB would be read, or written, for it.
+FILE_BYTES = 128 * 1024 * 1024
+SETTINGS = {
+    "spark.databricks.delta.optimize.maxFileSize": str(FILE_BYTES),
+    "spark.databricks.delta.optimize.minFileSize": str(FILE_BYTES // 2),  # larger ones stay as they are
+    "spark.databricks.delta.retentionDurationCheck.enabled": "false",  # `versions` is checked by the configuration
+    "spark.databricks.delta.vacuum.logging.enabled": "false",  # two versions each time, of no rows
+}
+
+
+class Maintain:
+    """The upkeep of a lake. A table that fails is said, and does not keep the others; ``failed`` counts them."""
+
+    def __init__(self, spark: SparkSession, config: Config) -> None:
+        self.spark, self.config, self.failed = fresh(spark), config, 0
+        for name, value in SETTINGS.items():
+            self.spark.conf.set(name, value)
+
+    def logs(self, stopping: Event) -> None:
+        """Keep what is only appended to."""
+        found = [table(self.config, kind, name) for name in self.config.streams for kind in ("changelog", "quarantine")]
+        targets = [route.to.table for route in self.config.routes.values() if route.to.table]
+        found += [table(self.config, "routes", name) for name in dict.fromkeys(targets)]
+        for path in found:
+            if stopping.is_set():
+                return
+            self._guarded(path, lambda path=path: self.keep(path))  # type: ignore[misc]
+
+    def store(self, merge: Merge) -> None:
+        """Keep a store's tables; between two rounds of its merge."""
+        self._guarded(merge.state, merge.expire)
+        for path in (merge.state, merge.tombstones):
+            self._guarded(path, lambda path=path: self.keep(path))  # type: ignore[misc]
+
+    def keep(self, path: str) -> None:
+        """Compact a table, and delete what is too old; nothing where there is none. Raises what Spark raises."""
+        found = opened(path)
+        if found is None or not found.version():
+            return
+        began = time.monotonic()
+        done = self.spark.sql(f"OPTIMIZE delta.`{path}`").collect()[0]["metrics"]
+        hours = -(-self.config.versions // UNITS["hour"])
+        self.spark.sql(f"VACUUM delta.`{path}` RETAIN {hours} HOURS")
+        if done["numFilesRemoved"]:
+            name = path.removeprefix(f"{self.config.root}/")
+            counts = done["numFilesRemoved"], done["numFilesAdded"]
+            log.info("%s: %d files → %d, %.1f s", name, *counts, time.monotonic() - began)
+
+    def _guarded(self, path: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            self.failed += 1
+            log.error("maintain %s: %s; trying again the next time", path, first_line(error))
