@@ -239,6 +239,7 @@ def test_killed_ten_times_while_events_flow(broker, spark, tmp_path):
 @pytest.mark.slow
 def test_sigterm_finishes_the_batch_in_hand_and_exits_0_and_a_second_run_is_refused(broker, tmp_path):
     topic = f"term-{os.getpid()}"
+    (tmp_path / "rates.csv").write_text("agent,rate\np,1\n")
     (tmp_path / "statehouse.yaml").write_text(CONFIG.format(bootstrap=broker.bootstrap, topic=topic))
     command = [sys.executable, "-m", "statehouse.cli", "run"]
     with open(tmp_path / "run.log", "wb") as log:
