@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from jobs.merge import Merge
 from jobs.session import fresh
-from statehouse.config import UNITS, Config
+from statehouse.config import Config
 from statehouse.errors import first_line
 from statehouse.tables import opened, table
 
@@ -52,13 +52,13 @@ class Maintain:
         for path in found:
             if stopping.is_set():
                 return
-            self._guarded(path, lambda path=path: self.keep(path))  # type: ignore[misc]
+            self._guarded(path, self.keep, path)
 
     def store(self, merge: Merge) -> None:
         """Keep a store's tables; between two rounds of its merge."""
         self._guarded(merge.state, merge.expire)
         for path in (merge.state, merge.tombstones):
-            self._guarded(path, lambda path=path: self.keep(path))  # type: ignore[misc]
+            self._guarded(path, self.keep, path)
 
     def keep(self, path: str) -> None:
         """Compact a table, and delete what is too old; nothing where there is none. Raises what Spark raises."""
@@ -67,16 +67,15 @@ class Maintain:
             return
         began = time.monotonic()
         done = self.spark.sql(f"OPTIMIZE delta.`{path}`").collect()[0]["metrics"]
-        hours = -(-self.config.versions // UNITS["hour"])
-        self.spark.sql(f"VACUUM delta.`{path}` RETAIN {hours} HOURS")
+        self.spark.sql(f"VACUUM delta.`{path}` RETAIN {self.config.version_hours} HOURS")
         if done["numFilesRemoved"]:
             name = path.removeprefix(f"{self.config.root}/")
             counts = done["numFilesRemoved"], done["numFilesAdded"]
             log.info("%s: %d files → %d, %.1f s", name, *counts, time.monotonic() - began)
 
-    def _guarded(self, path: str, work: Callable[[], None]) -> None:
+    def _guarded(self, path: str, work: Callable[..., None], *given: str) -> None:
         try:
-            work()
+            work(*given)
         except Exception as error:
             self.failed += 1
             log.error("maintain %s: %s; trying again the next time", path, first_line(error))

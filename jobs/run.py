@@ -105,12 +105,12 @@ class Jobs:
         workers = [
             threading.Thread(target=self._guard, args=(i.run,), name=f"ingest {i.stream.name}") for i in self.ingests
         ]
+        maintain = Maintain(self.spark, self.config)
         if merges:
-            keep = Maintain(self.spark, self.config).store
-            given = (merges, self.stopping, self.config, _tell, keep)
+            given = (merges, self.stopping, self.config, _tell, maintain.store)
             workers.append(threading.Thread(target=self._guard, args=(run_merges, *given), name="merge"))
         if "maintain" in self.parts:
-            workers.append(threading.Thread(target=self._guard, args=(self._keep_logs,), name="maintain"))
+            workers.append(threading.Thread(target=self._guard, args=(self._keep_logs, maintain), name="maintain"))
         for kind, found in senders.items():
             if found:
                 workers.append(threading.Thread(target=self._guard, args=(follow, found, self.stopping), name=kind))
@@ -123,8 +123,7 @@ class Jobs:
         if self.failure:
             raise self.failure
 
-    def _keep_logs(self) -> None:
-        maintain = Maintain(self.spark, self.config)
+    def _keep_logs(self, maintain: Maintain) -> None:
         while not self.stopping.wait(self.config.maintain_every / 1000):
             maintain.logs(self.stopping)
 
@@ -194,7 +193,8 @@ def run_merges(
             worked = catch_up(merges, tell, stopping)
             if time.monotonic() - kept > config.maintain_every / 1000:
                 for merge in merges:
-                    keep(merge)
+                    if not stopping.is_set():
+                        keep(merge)
                 kept = time.monotonic()
             failures = 0
         except (ConfigError, DefinitionChanged):

@@ -40,7 +40,7 @@ from jobs.send import JSON_OPTIONS, Sent
 from jobs.session import fresh
 from jobs.steps import PLACE, STEP, Steps
 from statehouse import kafka
-from statehouse.config import UNITS, Config, Store, Task, next_time
+from statehouse.config import Config, Store, Task, next_time
 from statehouse.errors import KafkaUnavailable
 from statehouse.fold import SCALARS, Rule, literal, quoted
 from statehouse.kafka import OP_HEADER, STORE_HEADER, TASK_HEADER, TASK_OPERATIONS
@@ -144,14 +144,16 @@ class Tasks:
 
     def _begin(self) -> int:
         """Read the positions, if they are not known; the table's version."""
-        if self.said is None:
+        unknown = self.said is None
+        if unknown:
             create(self.spark, self.path, TASK_COLUMNS, PROPERTIES)
             kept = (metadata(self.path, self.name) or {}).get(self.name, {})
             self.said = {"streams": {}, "offsets": {}, "stores": {}, **kept}
-            self._await()
         if time.monotonic() - self.tidied >= self.config.maintain_every / 1000:
             self._tidy()
             self.tidied = time.monotonic()
+        elif unknown:
+            self._await()
         return DeltaTable(self.path).version()
 
     def _done(self) -> CommitProperties:
@@ -228,7 +230,7 @@ class Tasks:
         old = f"to_timestamp_micros({now - self.config.tombstones * 1000})"
         delta.delete(f"{over} AND coalesce(sent_at, ended, due) < {old}", commit_properties=self._done())
         delta.optimize.compact(commit_properties=self._done())
-        delta.vacuum(self.config.versions // UNITS["hour"], False, False, commit_properties=self._done())
+        delta.vacuum(self.config.version_hours, False, False, commit_properties=self._done())
         self._await()
 
     def _await(self) -> None:

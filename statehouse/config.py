@@ -491,6 +491,11 @@ class Config(_Model):
     api: Api = Field(default_factory=Api)
     jobs: Jobs = Field(default_factory=Jobs)
 
+    @property
+    def version_hours(self) -> int:
+        """``versions`` in whole hours, not fewer than it says: as VACUUM takes it."""
+        return -(-self.versions // UNITS["hour"])
+
     @model_validator(mode="before")
     @classmethod
     def _names(cls, data: Any) -> Any:
