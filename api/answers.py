@@ -154,6 +154,7 @@ def status(place: Place) -> Schema:
         "reduce": {"anyOf": [TEXT, own]},
         "columns": {"type": "object", "additionalProperties": TEXT},
         "keys": COUNT,
+        "shards": {**nullable(listed(COUNT)), "description": "those whose keys are here; null: every key is"},
         "position": POSITION,
         "version": {**POSITION, "description": "the state table's version that is served"},
         "head": {**POSITION, "description": "the changelog's newest version"},
@@ -176,6 +177,28 @@ def status(place: Place) -> Schema:
 def stores(place: Place) -> Schema:
     """All of them."""
     return record({"stores": listed(status(place))})
+
+
+def processors(place: Place) -> Schema:
+    """The instances, and who has which shards."""
+    instance = {
+        "address": TEXT,
+        "up": {"type": "boolean"},
+        "owns": listed(COUNT),
+        "holds": listed(COUNT),
+        "error": TEXT,
+    }
+    return record(
+        {
+            "shards": COUNT,
+            "copies": COUNT,
+            "partitioner": {"const": "murmur2"},
+            "address": nullable(TEXT),
+            "settled": {"type": "boolean"},
+            "instances": listed(record(instance, optional=("error",))),
+            "map": listed(NAMES),
+        }
+    )
 
 
 def written(place: Place) -> Schema:

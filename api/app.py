@@ -12,12 +12,14 @@ from api import audit, compress, cors, gate, methods, metrics, problems
 from api.changes import STREAMS, follows
 from api.docs import docs
 from api.fast import Fast
+from api.fleet import Fleet
 from api.health import health
 from api.idempotency import Idempotency
 from api.lake import Lake
 from api.openapi import openapi
 from api.page import page
 from api.past import past
+from api.processors import processors
 from api.producer import Producer
 from api.replica import Replica
 from api.stores import reads
@@ -36,10 +38,17 @@ class Api:
     replica: Replica
     producer: Producer
     lake: Lake
+    fleet: Fleet | None  # the other instances; None: this one has every key
     idempotency: Idempotency = field(default_factory=Idempotency)
     streams: threading.Semaphore = field(default_factory=lambda: threading.BoundedSemaphore(STREAMS))
     # Reads that wait with `after`.
     waits: threading.BoundedSemaphore = field(default_factory=lambda: threading.BoundedSemaphore(WAITS))
+
+    def stop(self) -> None:
+        """End what goes on in the background; reads go on as of now."""
+        self.replica.stop()
+        if self.fleet:
+            self.fleet.stop()
 
 
 class KeyConverter(BaseConverter):
@@ -58,7 +67,9 @@ def create_app(config: Config) -> Flask:
     app.config["MAX_CONTENT_LENGTH"] = config.api.max_body
     app.url_map.converters["key"] = KeyConverter
     app.url_map.merge_slashes = False  # "a//b" is a key
-    app.extensions["statehouse"] = api = Api(config, Replica(config), Producer(config.kafka), Lake(config))
+    replica = Replica(config)
+    fleet = Fleet(config.api, replica.held, replica.hold) if config.api.shards else None
+    app.extensions["statehouse"] = api = Api(config, replica, Producer(config.kafka), Lake(config), fleet)
     problems.install(app)
     # In this order on the way in; on the way out the other way round.
     count = metrics.install(app, api.replica)
@@ -67,8 +78,10 @@ def create_app(config: Config) -> Flask:
     audit.install(app)
     passing = gate.install(app, config.api)
     methods.install(app)
-    for blueprint in (health, page, openapi, docs, reads, past, follows, tasks, writes):
+    for blueprint in (health, page, openapi, processors, docs, reads, past, follows, tasks, writes):
         app.register_blueprint(blueprint)
     app.wsgi_app = Fast(app.wsgi_app, api.replica, passing, count)  # type: ignore[method-assign]
+    if fleet:  # before the replica reads what it should have
+        fleet.start()
     api.replica.start()
     return app

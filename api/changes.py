@@ -14,18 +14,21 @@ import math
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from flask import Blueprint, Response, current_app, request
 
+from api import forward
 from api.declared import Answer, Parameter, declared
 from api.exact import dumps
+from api.gather import Gathered
 from api.lake import Lake
 from api.overlay import Key
 from api.problems import RETRY_AFTER, Problem, refused
 from api.replica import Replica
 from api.schemas import Schema
+from api.shards import Shards
 from api.snapshot import Snapshot
 from api.stores import the_lake, the_replica, the_store
 from statehouse.tables import opened, table
@@ -84,13 +87,29 @@ def follow(store: str) -> Response:
         raise Problem(409, "not-followed", detail)
     held = Held(current_app.extensions["statehouse"].streams)
     try:
-        held.events = Changes(replica, the_lake(), store, place).events(seconds)
+        held.events = _events(replica, store, place, seconds)
     except BaseException:
         held.close()
         raise
     if request.method == "HEAD":
         held.close()
     return Response(held, 200, HEADERS, content_type="text/event-stream")
+
+
+def _events(replica: Replica, store: str, place: Place | None, seconds: float) -> Iterator[bytes]:
+    """What is here; where a caller asks one of a fleet, what is anywhere in it."""
+    lake, snapshot, fleet = the_lake(), replica.snapshot(store), forward.the_fleet()
+    wanted = forward.only(snapshot)
+    if fleet is None or snapshot.shards is None:
+        return Changes(replica, lake, store, place).events(seconds)
+    if wanted is not None:
+        return Changes(replica, lake, store, place, Shards(fleet.count, wanted)).events(seconds)
+
+    def begin(shards: Sequence[int], text: str | None) -> Iterator[bytes]:
+        return Changes(replica, lake, store, place, Shards(fleet.count, frozenset(shards))).events(seconds)
+
+    said = None if place is None else "-".join(str(part) for part in place if part is not None)
+    return Gathered(store, sorted(snapshot.shards.numbers), begin, said, fleet).events(seconds)
 
 
 class Held:
@@ -121,10 +140,13 @@ class Held:
 
 
 class Changes:
-    """What one caller is sent, from a place on (None: from now on). Raises a problem where that place is wrong or gone."""
+    """What one caller is sent, from a place on (None: from now on), of all keys or those of some ``shards``, as long as they are
+    here. Raises a problem where that place is wrong or gone."""
 
-    def __init__(self, replica: Replica, lake: Lake, store: str, place: Place | None) -> None:
-        self._replica, self._lake, self._store = replica, lake, store
+    def __init__(
+        self, replica: Replica, lake: Lake, store: str, place: Place | None, shards: Shards | None = None
+    ) -> None:
+        self._replica, self._lake, self._store, self._shards = replica, lake, store, shards
         found = replica.changes(store, place.position if place else 0)
         if found is None:
             raise Problem(503, "not-ready", f"{store} is being read anew")
@@ -148,6 +170,8 @@ class Changes:
         del self._first
         while found is not None:
             snapshot, end, keys = found
+            if self._shards and snapshot.shards and not self._shards.numbers <= snapshot.shards.numbers:
+                return
             if snapshot.epoch != self._epoch:
                 yield self._reset(snapshot, end)
             elif end > self._position:
@@ -192,6 +216,10 @@ class Changes:
 
     def _batch(self, snapshot: Snapshot, keys: list[Key], end: int) -> Iterator[bytes]:
         """The states of keys; the last event has the id."""
+        if self._shards:
+            depth = len(snapshot.rule.key_columns) if snapshot.rule else 0
+            here = set(self._shards.kept(dict.fromkeys(key[:depth] for key in keys)))
+            keys = [key for key in keys if key[:depth] in here]
         last = f"id: {end}-{self._epoch}\n"
         if not keys:
             yield f"{last}\n".encode()  # no event, but where to go on from

@@ -15,13 +15,16 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
 from deltalake import DeltaTable
 
+from api.shards import Shards
 from api.snapshot import Snapshot, epoch_of, load, of_table
 from statehouse.config import Config, Store
+from statehouse.fold import Rule
 from statehouse.tables import definition_of, generation, stored_rule, table
 
 log = logging.getLogger("statehouse.api")
@@ -35,9 +38,11 @@ def folder(config: Config) -> Path:
     return Path(home, "statehouse", hashlib.sha256(config.root.encode()).hexdigest()[:16])
 
 
-def kept(config: Config, store: Store, version: int, least: int | None = None) -> Snapshot | None:
-    """What the file has, if it is of the same table and rule as this version of the state's table: this version or an earlier
-    one, no earlier than ``least``."""
+def kept(
+    config: Config, store: Store, version: int, shards: Shards | None, least: int | None = None
+) -> Snapshot | None:
+    """What the file has, if it is of the same table, rule and shards as this version of the state's table: this version or an
+    earlier one, no earlier than ``least``."""
     try:
         with pa.memory_map(str(_file(config, store))) as source:
             found = pa.ipc.open_file(source).read_all()
@@ -48,17 +53,17 @@ def kept(config: Config, store: Store, version: int, least: int | None = None) -
     rule = stored_rule(delta, store.name)
     if (
         rule is None
-        or said["of"] != [epoch_of(delta), definition_of(rule)]
+        or said["of"] != _of(epoch_of(delta), rule, shards)
         or not (least or 0) <= said["version"] <= version
     ):
         return None
     made = of_table(found, rule, said["types"])
     made.version, made.generation, made.position = said["version"], generation(delta), said["position"]
-    made.epoch = epoch_of(delta)
+    made.epoch, made.shards = epoch_of(delta), shards
     return made
 
 
-def read(db: duckdb.DuckDBPyConnection, config: Config, store: Store, version: int) -> Snapshot:
+def read(db: duckdb.DuckDBPyConnection, config: Config, store: Store, version: int, shards: Shards | None) -> Snapshot:
     """A version of the state's table, by way of the file. Where that cannot be written, it is in memory as always.
 
     One process of a machine reads the table, the others wait for its file.
@@ -66,21 +71,21 @@ def read(db: duckdb.DuckDBPyConnection, config: Config, store: Store, version: i
     made = None
     try:
         with _locked(config, store):
-            found = kept(config, store, version, version)
+            found = kept(config, store, version, shards, version)
             if found is None:
-                made = load(db, config, store, version)
+                made = load(db, config, store, version, shards=shards)
                 _write(config, store, made)
-                found = kept(config, store, version, version)
-            return found or made or load(db, config, store, version)
+                found = kept(config, store, version, shards, version)
+            return found or made or load(db, config, store, version, shards=shards)
     except OSError as error:
         log.warning("store %s is kept in memory: %s", store.name, error)
-        return made or load(db, config, store, version)
+        return made or load(db, config, store, version, shards=shards)
 
 
 def _write(config: Config, store: Store, snapshot: Snapshot) -> None:
     assert snapshot.rule is not None
     said = {
-        "of": [snapshot.epoch, definition_of(snapshot.rule)],
+        "of": _of(snapshot.epoch, snapshot.rule, snapshot.shards),
         "version": snapshot.version,
         "position": snapshot.position,
         "types": snapshot.types,
@@ -95,6 +100,10 @@ def _write(config: Config, store: Store, snapshot: Snapshot) -> None:
         fresh.replace(file)
     finally:
         fresh.unlink(missing_ok=True)
+
+
+def _of(epoch: str, rule: Rule, shards: Shards | None) -> list[Any]:
+    return [epoch, definition_of(rule), [shards.count, *sorted(shards.numbers)] if shards else None]
 
 
 def _file(config: Config, store: Store) -> Path:

@@ -146,7 +146,7 @@ def _operation(app: Flask, route: Route, operation: Operation, where: Place, met
             **({"headers": {"Retry-After": _header("seconds")}} if status in (429, 503) else {}),
             "content": {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}},
         }
-    if where.config.api.tokens and _blueprint(route) == OPEN:
+    if where.config.api.tokens and _blueprint(route) in OPEN:
         made["security"] = []
     return made
 
@@ -159,7 +159,7 @@ def _problems(app: Flask, route: Route, operation: Operation, where: Place) -> M
         found |= {400, 414}
     if operation.body:
         found |= {400, 413, 415}
-    if _blueprint(route) != OPEN:
+    if _blueprint(route) not in OPEN:
         found |= {401, 403} if limits.tokens else set()
         found |= {429} if limits.rate_limit else set()
     return {**{status: ABOUT[status] for status in found}, **operation.problems}

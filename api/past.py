@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from flask import Blueprint, Response, request
 
-from api import answers, keys, schemas
+from api import answers, forward, keys, schemas
 from api.declared import JSON, Answer, Parameter, declared
 from api.exact import answer
 from api.problems import Problem
@@ -77,6 +77,10 @@ def reports(store: str, key: str) -> Response:
     if not defined.reducer.per_agent:
         detail = f"found {defined.reducer.name}, expected a reducer over agents: {store} has no reports"
         raise Problem(404, "no-reports", detail)
+    if elsewhere := forward.one(snapshot, parts, "/reports"):
+        return elsewhere
+    if not snapshot.has(parts):
+        raise forward.nobody([forward.shard_of(snapshot, parts)])
     position = snapshot.position
     found = snapshot.get(parts) if snapshot.rule else None
     if found is None:

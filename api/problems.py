@@ -46,6 +46,8 @@ TITLES = {
     "busy": "Too many requests wait already",
     "too-slow": "The lake was not read in time",
     "kafka-unavailable": "Kafka does not answer",
+    "elsewhere": "Another instance has this",
+    "shards-missing": "No instance has this now",
     "not-ready": "Not every store can be served as it should be",
 }
 

@@ -55,6 +55,13 @@ class Recent:
                 self._start, dropped = self._batches.popleft()
                 self._count -= len(dropped)
 
+    def forget(self, snapshot: Snapshot) -> None:
+        """What changed until now is not known any more."""
+        with self._lock:
+            self._batches.clear()
+            self._waiting.clear()
+            self._count, self._start, self.end = 0, snapshot.position or 0, snapshot.position or 0
+
     def count(self, position: int) -> int | None:
         """How many keys changed after a position, each as often as it did; None: it is too long ago."""
         with self._lock:
@@ -78,7 +85,8 @@ def expired(old: Snapshot, new: Snapshot) -> list[Key]:
     places = pc.indices_nonzero(pc.less(old.columns["window_start"], pa.scalar(over, old.columns["window_start"].type)))
     found = [old.key_at(place) for place in places.to_pylist()]
     found += [key for key, spot in old.overlay.spots.items() if spot.row != ABSENT and key[-1] < over]
-    return [key for key in found if new.now(key) is None]
+    here = set(new.ours(dict.fromkeys(key[:-1] for key in found)))
+    return [key for key in found if key[:-1] in here and new.now(key) is None]
 
 
 def _end_of_retention(rule: Rule) -> dt.datetime:

@@ -34,6 +34,7 @@ from api.log import Log, Mark
 from api.overlay import Key
 from api.pool import Pool
 from api.recent import Recent, expired
+from api.shards import Shards
 from api.snapshot import Snapshot, epoch_of, load
 from api.tail import Tail
 from statehouse.config import Config, Store
@@ -64,6 +65,7 @@ class Followed:
     log: Log
     snapshot: Snapshot = field(default_factory=Snapshot)
     mark: Mark | None = None  # the newest version of the table that was looked at
+    wanted: Shards | None = None  # those that were wanted then
     tail: Tail | None = None  # None: the store is at its table's version
     behind: tuple[int, int | None] | None = None  # the first version not folded yet, and when it was committed
     seen: float = field(
@@ -94,6 +96,7 @@ class Replica:
             )
             for s in config.streams.values()
         }
+        self._wanted: Shards | None = None
         self._refreshing = threading.Lock()
         self._refreshed = threading.Condition()
         self._stop = threading.Event()
@@ -112,6 +115,20 @@ class Replica:
         for live in self._lives.values():
             live.stop()
         self._wake()
+
+    def hold(self, shards: Shards | None) -> None:
+        """Have the keys of these shards, None: all: with the next refresh, which reads each store's table again."""
+        self._wanted = shards
+
+    def held(self) -> frozenset[int]:
+        """The shards that every store has here; of one of which nothing has been merged there is nothing to have."""
+        found = self._wanted.numbers if self._wanted else frozenset()
+        for followed in self._stores.values():
+            if followed.snapshot.shards:
+                found &= followed.snapshot.shards.numbers
+            elif followed.mark is None and followed.error:  # there is something that cannot be read
+                return frozenset()
+        return found
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
         """A cursor for SQL over what is here; to be closed."""
@@ -182,6 +199,7 @@ class Replica:
             **followed.store.definition,
             "columns": snapshot.shown(),
             "keys": snapshot.keys,
+            "shards": sorted(snapshot.shards.numbers) if snapshot.shards else None,
             "position": snapshot.position,
             "version": snapshot.version,
             "head": self._heads.get(followed.store.stream),
@@ -251,12 +269,13 @@ class Replica:
         if mark is None:
             gone = followed.snapshot.version is not None
             return f"state/{followed.store.name} is gone; serving version {followed.snapshot.version}" if gone else None
-        if mark != followed.mark:
+        wanted = self._wanted
+        if mark != followed.mark or wanted != followed.wanted:
             if self._needed(followed, mark):
                 for exactly in (False, True):  # what was kept may be older than what the changelog's feed has
                     if self._replace(followed, self._base(followed, mark, exactly), mark):
                         break
-            followed.mark = mark
+            followed.mark, followed.wanted = mark, wanted
         return None
 
     def _base(self, followed: Followed, mark: Mark, exactly: bool) -> Snapshot:
@@ -264,12 +283,13 @@ class Replica:
         if self.config.api.replica == "none":
             return direct.of_table(self._pool, self.config, followed.store, mark.version)
         if self.config.api.replica == "disk":
-            found = disk.kept(self.config, followed.store, mark.version, mark.version if exactly else None)
+            least = mark.version if exactly else None
+            found = disk.kept(self.config, followed.store, mark.version, self._wanted, least)
             if found is not None and self._near(followed, found, mark):
                 return found
         read = disk.read if self.config.api.replica == "disk" else load
         with duck.connect(root=self.config.root) as db:  # its memory ends with it
-            return read(db, self.config, followed.store, mark.version)
+            return read(db, self.config, followed.store, mark.version, shards=self._wanted)
 
     def _near(self, followed: Followed, found: Snapshot, mark: Mark) -> bool:
         """Whether it is less to fold what came after a kept version than to read this version of the table."""
@@ -309,6 +329,8 @@ class Replica:
         with live.lock:
             live.settle(snapshot, tail, offsets)  # before anyone sees it: answers never go back
             followed.snapshot, followed.tail, followed.covered = snapshot, tail, offsets
+        if snapshot.shards != before.shards:  # what changed in those that were not here is not known
+            followed.recent.forget(snapshot)
         followed.recent.add(snapshot, known, changed)
         followed.recent.add(snapshot, snapshot.position or 0, gone)
         if old:
@@ -320,6 +342,8 @@ class Replica:
     def _needed(self, followed: Followed, mark: Mark) -> bool:
         """Whether a new version of the table has to be read."""
         tail, snapshot = followed.tail, followed.snapshot
+        if snapshot.shards != self._wanted:
+            return True
         if tail is None or followed.mark is None or mark.version <= followed.mark.version:
             return True
         delta = DeltaTable(followed.log.path, version=mark.version)

@@ -41,12 +41,15 @@ def pages(
     after: Sequence[str] | None,
     limit: int,
     where: Where | None,
+    at_once: bool,
 ) -> Iterator[Columns]:
-    """All of a scan, page by page. A key that changes meanwhile is given once, as it was or as it is."""
-    snapshot.settle(*bounds)  # at once: a few keys of each page would take much longer
+    """All of a scan, page by page. A key that changes meanwhile is given once, as it was or as it is. What is pending is folded
+    ``at_once``, where many pages are wanted: a few keys of each would take much longer."""
+    if at_once:
+        snapshot.settle(*bounds)
     while limit > 0:
         wanted = min(PAGE, limit)
-        rows, _ = snapshot.page(after, wanted, bounds, where, settled=True)
+        rows, _ = snapshot.page(after, wanted, bounds, where, settled=at_once)
         if found := count(rows):
             yield rows
         if found < wanted:

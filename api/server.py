@@ -95,9 +95,7 @@ def application(config: Config) -> Flask:
     from api.app import create_app  # only a worker has to have all of it
 
     app = create_app(config)
-    _on_signal(
-        app.extensions["statehouse"].replica.stop
-    )  # or streams of changes would go on until the worker is killed
+    _on_signal(app.extensions["statehouse"].stop)  # or streams of changes would go on until the worker is killed
     return app
 
 

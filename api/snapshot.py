@@ -27,8 +27,10 @@ from api import duck
 from api.columns import Columns, count, joined, lines, public, time_of
 from api.delta import pin, unpin
 from api.duck import quoted
-from api.exact import dumps, time
+from api.exact import dumps
 from api.overlay import ABSENT, UNCHANGED, Key, Overlay, Rows, Spot, Truth, keys_of, taken
+from api.shards import Shards
+from api.typed import text_of
 from api.where import Where
 from statehouse.config import Config, Store
 from statehouse.errors import StatehouseError
@@ -64,6 +66,7 @@ class Snapshot:
     columns: Columns = field(default_factory=dict)
     types: dict[str, str] = field(default_factory=dict)  # DuckDB's, by column
     size: int = 0  # rows of the version
+    shards: Shards | None = None  # only the keys of these are here; None: all
     overlay: Overlay = field(default_factory=Overlay)  # what has changed since
     ahead: dict[str, int] = field(default_factory=dict)  # what is shown ahead of the changelog is up to these offsets
     # Keys, without windows, with pending events that have not been folded yet: that is done when somebody asks, by ``fold``.
@@ -189,7 +192,7 @@ class Snapshot:
     def last(self, rows: Columns) -> list[str]:
         """The key of the last of some public rows, as text that :meth:`key` makes the same key of."""
         assert self.rule is not None
-        return [_text(rows[name][-1].as_py()) for name in self.rule.keys]
+        return [text_of(rows[name][-1].as_py()) for name in self.rule.keys]
 
     def key(self, parts: Sequence[str]) -> Key:
         """A key of its parts as text; the first ones will do. Raises ValueError where one is not of its column's type."""
@@ -223,6 +226,14 @@ class Snapshot:
             return self.ahead if key in self.overlay.under else None
         with self.lock:
             return self.ahead if any(True for _ in self._ahead_of(key)) else None
+
+    def has(self, parts: Sequence[str]) -> bool:
+        """Whether a key would be here if it were there: whether its shard is."""
+        return self.shards is None or not self.rule or bool(self.shards.kept([self.key(parts)]))
+
+    def ours(self, keys: Iterable[Key]) -> list[Key]:
+        """Those of some keys, without windows, whose shard is here."""
+        return list(keys) if self.shards is None else self.shards.kept(keys)
 
     def present(self, keys: Sequence[Key]) -> tuple[dict[Key, Spot], Columns]:
         """Where the rows of these keys are by the changelog (in a windowed store those of their every window), and the rows."""
@@ -489,22 +500,16 @@ def _value(text: str, kind: str) -> Any:
     raise ValueError(f"found a key of type {kind}")
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, dt.datetime):
-        return time(value)
-    return (
-        str(value).lower()
-        if isinstance(value, bool)
-        else format(value, "f")
-        if isinstance(value, Decimal)
-        else str(value)
-    )
-
-
 def load(
-    cursor: duckdb.DuckDBPyConnection, config: Config, store: Store, version: int, wanted: str | None = None
+    cursor: duckdb.DuckDBPyConnection,
+    config: Config,
+    store: Store,
+    version: int,
+    wanted: str | None = None,
+    shards: Shards | None = None,
 ) -> Snapshot:
-    """A version of a store's state table, copied into memory; of ``wanted``, a table of keys, only those."""
+    """A version of a store's state table, copied into memory; of ``wanted``, a table of keys, only those, and only those in some
+    ``shards``. The connection is for this alone then."""
     path = table(config, "state", store.name)
     delta = DeltaTable(path, version=version)
     position, rule = folded(delta), stored_rule(delta, store.name)
@@ -519,7 +524,10 @@ def load(
         # Moments are made plain UTC below: DuckDB asks its calendar for each of them, half of the time that this takes.
         columns = casts(types, but="TIMESTAMP")
         chunk = SOME
-        if not wanted:  # all as one chunk, or they would have to be copied together; but it is allocated at once
+        if shards:
+            shards.declare(cursor, "_here")
+            where = f"WHERE _here({', '.join(_cast(name, types[name]) for name in rule.key_columns)})"
+        elif not wanted:  # all as one chunk, or they would have to be copied together; but it is allocated at once
             ((rows,),) = cursor.execute("SELECT count(*) FROM lake").fetchall()
             chunk = max(1, rows)
         found = cursor.execute(f"SELECT {columns} FROM lake {where} ORDER BY {order}").to_arrow_table(chunk)
@@ -527,7 +535,7 @@ def load(
         unpin(cursor, "lake")
     made = of_table(found, rule, types)
     made.version, made.generation, made.position = version, generation(delta), position
-    made.epoch = epoch_of(delta)
+    made.epoch, made.shards = epoch_of(delta), shards
     return made
 
 
@@ -538,7 +546,11 @@ def epoch_of(delta: DeltaTable) -> str:
 
 def casts(types: dict[str, str], but: str = "") -> str:
     """A select list of columns, each cast to its type (``but`` those of one type); moments become plain UTC."""
-    return ", ".join(quoted(n) if t == but else f"CAST({quoted(n)} AS {t}) AS {quoted(n)}" for n, t in types.items())
+    return ", ".join(quoted(n) if t == but else f"{_cast(n, t)} AS {quoted(n)}" for n, t in types.items())
+
+
+def _cast(name: str, kind: str) -> str:
+    return f"CAST({quoted(name)} AS {kind})"
 
 
 def of_table(found: pa.Table, rule: Rule, types: dict[str, str]) -> Snapshot:

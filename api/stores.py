@@ -13,11 +13,11 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
-from flask import Blueprint, Response, after_this_request, current_app, request
+from flask import Blueprint, Response, current_app, request
 
-from api import answers, formats, keys, scans, schemas, where
+from api import answers, formats, forward, keys, scans, schemas, where
 from api.bodies import body_of
-from api.columns import count, lines
+from api.columns import count, joined, lines
 from api.declared import ARROW, CSV, JSON, NDJSON, Answer, Body, Parameter, Place, declared
 from api.exact import answer, dumps, listed
 from api.lake import Lake
@@ -27,12 +27,12 @@ from api.schemas import Schema
 from api.snapshot import Row, Snapshot
 from api.typed import canonical, whole
 from statehouse.config import Config, Store
+from statehouse.tables import opened, table
 
 DEFAULT_LIMIT = 1000
 MOST_STREAMED = 10**9  # rows
 WAIT = 10.0  # seconds
 LIVE, CHANGELOG = FRESHNESS = "live", "changelog"
-PLACE = "Statehouse-Position"  # the header of a scan that says where to follow the changes from
 
 reads = Blueprint("reads", __name__)
 
@@ -176,6 +176,8 @@ def get_key(store: str, key: str) -> Response:
     fresh = _freshness(asked)
     seconds = _seconds(asked.get("timeout"), replica.config.api.max_time / 1000)
     past = "version" in asked or "at" in asked
+    if not past and (elsewhere := _elsewhere(store)):
+        return elsewhere
     if "after" in asked:  # of what is only ahead of the changelog, neither the past nor the changelog has anything
         _wait(replica, defined, asked["after"], seconds, ahead=not past and fresh is not Snapshot.truth)
     known, snapshot = the_snapshot(store)
@@ -185,6 +187,8 @@ def get_key(store: str, key: str) -> Response:
     offsets = None
     if past:
         found, position = _past(defined, snapshot, parts, asked)
+    elif not snapshot.has(parts):
+        found, position = _by_table(defined, snapshot, parts)
     else:
         found, offsets = snapshot.get(parts), snapshot.offsets(parts)
         if "after" in asked:  # what was covered may have turned out not to be: it is folded when it is read
@@ -199,6 +203,22 @@ def get_key(store: str, key: str) -> Response:
     if "If-None-Match" in request.headers:
         response.make_conditional(request)
     return response
+
+
+def _elsewhere(store: str) -> Response | None:
+    """Another instance's answer, where this one does not have the key that is asked for."""
+    if forward.the_fleet() is None:
+        return None
+    known, snapshot = the_snapshot(store)
+    return forward.one(snapshot, keys.of_request(request.environ, known, snapshot.rule))
+
+
+def _by_table(store: Store, snapshot: Snapshot, parts: list[str]) -> tuple[Row | None, int | None]:
+    """The state of a key that no instance has, by the newest version of the state's table."""
+    newest = opened(table(the_replica().config, "state", store.name))
+    if newest is None or "after" in request.args:
+        raise forward.nobody([forward.shard_of(snapshot, parts)])
+    return the_lake().version(store, parts, snapshot, newest.version())
 
 
 def point(row: Row, position: int | None, offsets: dict[str, int] | None) -> tuple[bytes, str]:
@@ -240,9 +260,9 @@ def _freshness(asked: dict[str, str]) -> Callable[[Snapshot], Snapshot]:
     return Snapshot.truth if found == CHANGELOG else lambda snapshot: snapshot
 
 
-def _ahead(snapshot: Snapshot) -> dict[str, Any]:
+def _ahead(offsets: dict[str, int]) -> dict[str, Any]:
     """What an answer of many rows says where some of the store's may be ahead of its position."""
-    return {"provisional": True, "offsets": snapshot.ahead} if snapshot.overlay.under else {}
+    return {"provisional": True, "offsets": offsets} if offsets else {}
 
 
 def _seconds(text: str | None, most: float) -> float:
@@ -308,14 +328,18 @@ def lookup(store: str) -> Response:
     most = current_app.extensions["statehouse"].config.api.max_rows
     if not isinstance(asked, list) or len(asked) > most:
         raise Problem(400, "bad-body", f'expected {{"keys": [...]}} with at most {most} keys')
-    kinds, position = keys.kinds(defined, snapshot.rule), snapshot.position
+    kinds = keys.kinds(defined, snapshot.rule)
     parts = [
         keys.typed([_text(part) for part in key], defined, kinds)
         for key in (key if isinstance(key, list) else [key] for key in asked)
     ]
-    found = list(zip(asked, snapshot.lookup(parts), strict=True))
+    made = forward.many(snapshot, parts)
+    if forward.only(snapshot) is not None:
+        text = "".join(f"{row or 'null'}\n" for row in made.rows)
+        return Response(text, 200, forward.said(made.position, made.offsets), content_type=NDJSON)
+    found = list(zip(asked, made.rows, strict=True))
     rows, missing = [row for _, row in found if row], [key for key, row in found if not row]
-    return listed(rows, {"missing": missing, "position": position, **_ahead(snapshot)})
+    return listed(rows, {"missing": missing, "position": made.position, **_ahead(made.offsets)})
 
 
 def _text(part: Any) -> str:
@@ -357,8 +381,6 @@ def scan(store: str) -> Response:
             if kind
             else answer({"rows": [], "cursor": None, "position": None})
         )
-    place = snapshot.place  # before the rows: they may be newer than it says, never older
-    after_this_request(lambda response: _placed(response, place))
     text = asked.get("cursor", "")
     bounds, condition = scans.bounds(snapshot, asked), scans.condition(snapshot, asked, replica.cursor)
     try:
@@ -367,17 +389,18 @@ def scan(store: str) -> Response:
             snapshot.key(after)
     except (ValueError, ArithmeticError, KeyError):
         raise keys.bad_cursor(text) from None
+    # In pages one more tells whether there is a next one.
+    found = forward.Scan(snapshot, bounds, after, condition, limit if kind else limit + 1, at_once=bool(kind))
     if kind:
-        return formats.streamed(scans.pages(snapshot, bounds, after, limit, condition), kind, snapshot.schema())
-    rows, position = snapshot.page(after, limit + 1, bounds, condition)  # one more tells whether there is a next page
-    more = count(rows) > limit
-    rows = {name: column[:limit] for name, column in rows.items()}
-    following = keys.cursor(snapshot.last(rows)) if more else None
-    return listed(lines(rows), {"cursor": following, "position": position, **_ahead(snapshot)})
-
-
-def _placed(response: Response, place: str) -> Response:
-    response.headers[PLACE] = place
+        response = formats.streamed(found.pages(), kind, snapshot.schema())
+        response.headers.update(forward.said(found.position, found.offsets))
+    else:
+        rows = joined([*found.pages()] or [{}])
+        more, rows = count(rows) > limit, {name: column[:limit] for name, column in rows.items()}
+        following = keys.cursor(snapshot.last(rows)) if more else None
+        besides = {"cursor": following, "position": found.position, **_ahead(found.offsets)}
+        response = listed(lines(rows) if rows else [], besides)
+    response.headers[forward.PLACE] = found.place
     return response
 
 

@@ -88,12 +88,21 @@ class Tail:
         try:
             relation = filled("_events", self.stream, events.column_names)
             touched = self._touched(relation)
+            if not touched:
+                return Made(head, (), {}, (), (), {}, None)
             spots, rows = self.snapshot.present(touched)
-            made = self.fold.apply(pa.table(rows), relation, lambda: attach(self.db, self.config, self.stream, head))
+            of = None
+            if self.snapshot.shards:
+                of = TOUCHED
+                self._name(self.db, touched)
+            made = self.fold.apply(
+                pa.table(rows), relation, lambda: attach(self.db, self.config, self.stream, head), of
+            )
             found = self._asked(changed(self.rule, self.types, quoted(made)))
             return Made(head, touched, spots, *self._split(found), self.fold.absent(head))
         finally:
             self.db.unregister("_events")
+            self.db.unregister(TOUCHED)
             unpin(self.db, CHANGELOG)
 
     def show(self, made: Made) -> Collection[Key]:
@@ -120,7 +129,7 @@ class Tail:
     def more(self, events: pa.Table, ahead: dict[str, int]) -> None:
         """Show some more, besides those of before."""
         assert self._ahead
-        touched = self._ahead.add(events)
+        touched = self.snapshot.ours(self._ahead.add(events))
         self.snapshot.pend(touched, ahead)
         self._settle(self._hot_of(touched))
 
@@ -128,7 +137,7 @@ class Tail:
         """The changelog has what is before some offsets, by partition: show the others on top of what it has made of it. Only the
         keys that this touches are folded again."""
         assert self._ahead
-        touched = {**self._stale, **dict.fromkeys(self._ahead.cover(offsets))}
+        touched = {**self._stale, **dict.fromkeys(self.snapshot.ours(self._ahead.cover(offsets)))}
         self._stale.clear()
         left = self._ahead.among(touched)
         self.snapshot.pend(left, ahead, touched.keys() - left)
@@ -173,11 +182,16 @@ class Tail:
         self.db.close()
 
     def _touched(self, events: str) -> list[Key]:
-        """The keys of the store that some events touch, without windows."""
+        """The keys of the store that some events touch and that are here, without windows."""
         of = ", ".join(map(spark_quoted, self.rule.key_columns))
         touched = to_duckdb(f"SELECT DISTINCT {of} FROM ({self.rule.project(events, guard=GUARD)})")
         kept = casts({name: self.types[name] for name in self.rule.key_columns})
-        return keys_of(self._asked(f"SELECT {kept} FROM ({touched})").columns)
+        return self.snapshot.ours(keys_of(self._asked(f"SELECT {kept} FROM ({touched})").columns))
+
+    def _name(self, db: duckdb.DuckDBPyConnection, keys: Sequence[Key]) -> None:
+        """Keys as the relation :data:`TOUCHED`, until it is unregistered."""
+        columns = dict(zip(self.rule.key_columns, zip(*keys, strict=True), strict=True))
+        db.register(TOUCHED, pa.table({name: list(values) for name, values in columns.items()}))
 
     def _asked(self, query: str) -> pa.Table:
         return self.db.execute(query).to_arrow_table()
@@ -193,8 +207,7 @@ class Tail:
         # With a cursor of its own, as :meth:`made` may be at work.
         fold = self._anew = self._anew or Fold(self.db.cursor(), self.rule, f"{self.name}_anew", self.fold.tombstones)
         db = fold.db
-        columns = dict(zip(self.rule.key_columns, zip(*touched, strict=True), strict=True))
-        db.register(TOUCHED, pa.table({name: list(values) for name, values in columns.items()}))
+        self._name(db, touched)
         db.register(PENDING, pending)
 
         def everything() -> str:

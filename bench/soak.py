@@ -257,12 +257,12 @@ class Stage:
 
 
 @contextmanager
-def staged(source: type[Source] = Source) -> Iterator[Stage]:
+def staged(source: type[Source] = Source, kind: type[Stage] = Stage) -> Iterator[Stage]:
     """A stage for a while, in a folder of its own."""
     with (
         tempfile.TemporaryDirectory() as name,
         Broker(Path(name) / "kafka") as broker,
-        closing(Stage(Path(name), broker, source)) as stage,
+        closing(kind(Path(name), broker, source)) as stage,
     ):
         yield stage
 

@@ -443,8 +443,17 @@ def _origin(text: str) -> str:
     return text
 
 
+def _instance(text: str) -> str:
+    if not re.fullmatch(r"https?://[^/\s?#]+:\d{1,5}/?", text):
+        raise ValueError(f"found {text!r}, expected an instance such as 'http://10.0.0.1:8080'")
+    return text.rstrip("/")
+
+
+Instance = Annotated[str, AfterValidator(_instance)]
+
+
 class Api(_Model):
-    """Who may use the API, and how much of it."""
+    """Who may use the API, and how much of it; and where the other instances are."""
 
     tokens: str | None = None  # a file
     max_body: int = Field(default=1_000_000, ge=1)  # bytes
@@ -457,6 +466,21 @@ class Api(_Model):
     replica: Literal["memory", "disk", "none"] = "memory"
     cache: str | None = None  # a folder of this machine, of a replica on disk
     freshness: Literal["live", "changelog"] = "live"
+    shards: int = Field(default=0, ge=0, le=4096)  # 0: this instance has every key
+    copies: int = Field(default=2, ge=1)  # instances that have a shard
+    address: Instance | None = None  # where the others reach this instance
+    peers: list[Instance] = Field(default_factory=list)
+    discover: Instance | None = None  # the others are at every address that its name has
+
+    @model_validator(mode="after")
+    def _fleet(self) -> Api:
+        if self.shards and not self.address:
+            raise ValueError("shards: found no address, expected where the other instances reach this one")
+        if self.shards and self.replica == "none":
+            raise ValueError(
+                "shards: found replica: none, expected memory or disk: it keeps no key that could be shared out"
+            )
+        return self
 
 
 def parse_address(text: Any) -> tuple[str, int]:

@@ -1,0 +1,450 @@
+"""Several instances that share the keys: each answers as one that has them all, whatever becomes of the others."""
+
+from __future__ import annotations
+
+import datetime as dt
+import http.client
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from decimal import Decimal
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from api import create_app
+from api.fleet import ranked
+from api.keys import kafka_key
+from api.shards import Shards, murmur2, murmur2s, number, numbers, text
+from api.typed import canonical
+from statehouse.config import Config, load
+from tests.test_api_changes import Follower
+from tests.test_api_lake import MOMENT, YAML, Sales, State, eventually
+from tests.test_api_reads import STRANGE
+
+SHARDS = 12
+JAVA = {  # of org.apache.kafka.common.utils.UtilsTest.testMurmur2
+    "21": -973932308,
+    "foobar": -790332482,
+    "a-little-bit-long-string": -985981536,
+    "a-little-bit-longer-string": -1486304829,
+    "lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+    "abc": 479470107,
+}
+
+
+def test_the_shard_is_the_partition_of_the_java_client() -> None:
+    for key, expected in JAVA.items():
+        assert murmur2(key.encode()) == expected & 0x7FFFFFFF
+        assert number((key,), 7) == (expected & 0x7FFFFFFF) % 7
+
+
+@given(st.lists(st.text(max_size=30), max_size=90), st.integers(0, 10))
+@settings(deadline=None)
+def test_of_many_texts_it_is_the_same(texts: list[str], first: int) -> None:
+    found = murmur2s(pa.array(texts, pa.string())[first:])
+    assert found.tolist() == [murmur2(t.encode()) for t in texts[first:]]
+    kept = Shards(5, frozenset({1, 3})).kept([(t,) for t in texts])
+    assert kept == [(t,) for t in texts if number((t,), 5) in (1, 3)]
+
+
+PARTS = {
+    "STRING": (st.text(max_size=9), pa.large_string()),
+    "INT": (st.integers(-(2**31), 2**31 - 1), pa.int32()),
+    "DECIMAL(12,2)": (
+        st.integers(-(10**12) + 1, 10**12 - 1).map(lambda n: Decimal(n).scaleb(-2)),
+        pa.decimal128(12, 2),
+    ),
+    "DATE": (st.dates(dt.date(1, 1, 1)), pa.date32()),
+    "BOOLEAN": (st.booleans(), pa.bool_()),
+    "TIMESTAMP": (st.datetimes(dt.datetime(1, 1, 1)), pa.timestamp("us")),
+}
+
+
+@given(st.data())
+@settings(deadline=None)
+def test_a_key_is_in_the_same_shard_as_text_as_values_and_as_columns(data: st.DataObject) -> None:
+    kinds = data.draw(st.lists(st.sampled_from(list(PARTS)), min_size=1, max_size=3))
+    keys = data.draw(st.lists(st.tuples(*(PARTS[k][0] for k in kinds)), min_size=1, max_size=9))
+    columns = [pa.array(values, PARTS[k][1]) for k, values in zip(kinds, zip(*keys, strict=True), strict=True)]
+    found = numbers(columns, SHARDS)
+    assert found.tolist() == [number(key, SHARDS) for key in keys]
+    if not {"DECIMAL(12,2)"} & set(kinds):  # 1.50 and 1.5 are one key; what was sent may be written either way
+        store = _store(len(kinds))
+        for key in keys:
+            parts = [canonical(text((part,)), kind) for part, kind in zip(key, kinds, strict=True)]
+            assert text(key) == kafka_key(parts, store), "its text in Kafka"
+
+
+def _store(parts: int):
+    names = [f"k{i}" for i in range(parts)]
+    columns = ", ".join(f"{n} STRING" for n in names)
+    text = {"streams": {"s": {"topic": "t", "schema": columns}}}
+    text["stores"] = {
+        "x": {"stream": "s", "key": names if parts > 1 else names[0], "value": names[0], "reduce": "latest"}
+    }
+    return Config.model_validate(text).stores["x"]
+
+
+def test_who_should_have_a_shard_changes_only_with_who_is_gone() -> None:
+    addresses = [f"http://10.0.0.{i}:8080" for i in range(5)]
+    for shard in range(200):
+        before = ranked(shard, addresses)
+        gone = before[2]
+        assert ranked(shard, [a for a in addresses if a != gone]) == [a for a in before if a != gone]
+    firsts = np.unique([ranked(shard, addresses)[0] for shard in range(1000)], return_counts=True)[1]
+    assert firsts.min() > 120, "about as many each"
+
+
+class Instances:
+    """Instances of one lake, each `statehouse serve` with a port of its own."""
+
+    def __init__(self, folder: Path, count: int, **more: object) -> None:
+        self.folder, self.running = folder, {}
+        self.ports = [_free() for _ in range(count)]
+        peers = [f"http://127.0.0.1:{port}" for port in self.ports]
+        text = yaml.safe_load(YAML.format(bootstrap="127.0.0.1:1"))
+        text["api"] = {"shards": SHARDS, "copies": 2, "peers": peers, "cors": [], **more}
+        (folder / "fleet.yaml").write_text(yaml.safe_dump(text))
+
+    def start(self, *ports: int) -> None:
+        """Start instances and wait until they answer."""
+        for port in ports:
+            command = [sys.executable, "-m", "statehouse.cli", "serve", "-c", "fleet.yaml", "--port", str(port)]
+            log = open(self.folder / f"{port}.log", "ab")  # noqa: SIM115
+            environment = {**os.environ, "STATEHOUSE_API__ADDRESS": f"http://127.0.0.1:{port}"}
+            self.running[port] = subprocess.Popen(command, cwd=self.folder, env=environment, stdout=log, stderr=log)
+            log.close()
+        for port in ports:
+            eventually(lambda p=port: _answers(p), 60)
+
+    def kill(self, port: int) -> None:
+        """As kill -9 does, its worker with it."""
+        process = self.running.pop(port)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        for pid in (process.pid, *map(int, children)):
+            os.kill(pid, 9)
+        process.wait()
+
+    def stop(self, port: int) -> None:
+        """In order."""
+        process = self.running.pop(port)
+        process.terminate()
+        assert process.wait(30) == 0
+
+    def settled(self, seconds: float = 15.0) -> list[dict]:
+        """Wait until all who run say the same, and every shard has its copies: what they say."""
+
+        def same() -> list[dict] | None:
+            found = [get(port, "/processors")[1] for port in self.running]
+            maps = [sorted(map(sorted, f["map"])) for f in found]
+            copies, there = min(2, len(self.running)), {f"http://127.0.0.1:{port}" for port in self.running}
+            if any({a for has in f["map"] for a in has} != there for f in found):
+                return None
+            full = all(len(has) == copies for f in found for has in f["map"])
+            return found if full and all(m == maps[0] for m in maps) else None
+
+        return eventually(same, seconds)
+
+
+def _free() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _answers(port: int) -> bool:
+    try:
+        return get(port, "/readyz")[0] == 200
+    except OSError:
+        return False
+
+
+def get(port: int, path: str, method: str = "GET", body: object = None, **headers: str) -> tuple[int, object]:
+    status, _, data = raw(port, path, method, body, **headers)
+    return status, json.loads(data)
+
+
+def raw(port: int, path: str, method: str = "GET", body: object = None, **headers: str):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        sent = None if body is None else json.dumps(body).encode()
+        headers |= {"Content-Type": "application/json"} if sent else {}
+        connection.request(method, path, sent, headers)
+        response = connection.getresponse()
+        return response.status, response.headers, response.read()
+    finally:
+        connection.close()
+
+
+@contextmanager
+def fleet(folder: Path, count: int, started: int | None = None, **more: object) -> Iterator[Instances]:
+    made = Instances(folder, count, **more)
+    try:
+        made.start(*made.ports[:started])
+        yield made
+        for port in list(made.running):
+            made.stop(port)
+        logs = [(folder / f"{port}.log").read_text() for port in made.ports if (folder / f"{port}.log").exists()]
+        assert not any("Traceback" in log for log in logs), "\n".join(logs)[-4000:]
+    finally:
+        for port in list(made.running):
+            made.kill(port)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    file = tmp_path / "statehouse.yaml"
+    file.write_text(YAML.format(bootstrap="127.0.0.1:1"))
+    return load(file, {})
+
+
+def filled(config: Config, count: int) -> tuple[list[str], Sales]:
+    """A changelog, and states of most stores at its beginning; the keys, and the changelog."""
+    dice = random.Random(5)
+    names = [*STRANGE, *(f"key-{i:05}" for i in range(count))]
+    sales = Sales(config)
+    sales.append({"customer": None})
+    State(config, "last").write(1, *({"key": k, "value": float(i)} for i, k in enumerate(names)))
+    pairs = [{"customer": k, "till": t, "value": Decimal(t)} for k in names for t in range(-1, dice.randrange(3))]
+    State(config, "pairs").write(1, *pairs)
+    State(config, "days").write(
+        1, *({"key": dt.date(2020, 1, 1) + dt.timedelta(i), "value": Decimal(i)} for i in range(500))
+    )
+    windows = [
+        {
+            "key": k,
+            "window_start": MOMENT.replace(minute=0, second=0, microsecond=0) + dt.timedelta(hours=h),
+            "value": Decimal(h),
+        }
+        for k in names[:300]
+        for h in range(dice.randrange(1, 4))
+    ]
+    State(config, "hours").write(1, *windows)
+    report = {"value": "up", "event_time": MOMENT, "_order": Decimal(1)}
+    State(config, "status").write(0, *({"key": k, "value": "up", "reports": {"a": report}} for k in names))
+    return names, sales
+
+
+def test_every_instance_answers_as_one_that_has_every_key(config: Config, tmp_path: Path) -> None:
+    names, _ = filled(config, 700)
+    app = create_app(config)
+    client = app.test_client()
+    try:
+        with fleet(tmp_path, 3) as instances:
+            said = instances.settled()
+            holds = {i["address"]: set(i["holds"]) for i in said[0]["instances"]}
+            assert len(holds) == 3
+            keys = [get(port, "/stores/last")[1]["keys"] for port in instances.ports]
+            assert sum(keys) == 2 * len(names), "each key is in two of them"
+            asked = [f"/stores/last/keys/{quote(k, safe='')}" for k in [*names[:60], "nobody", "no/body"]]
+            asked += [f"/stores/status/keys/{quote(k, safe='')}/reports" for k in names[:40]]
+            asked += [f"/stores/pairs/keys/{quote(k, safe='')}/0" for k in names[:60]]
+            asked += [f"/stores/hours/keys/{quote(k, safe='')}?from=2026-03-01T13:00:00Z" for k in names[:40]]
+            asked += [f"/stores/days/keys/2020-01-{d:02}" for d in range(1, 31)]
+            for path in asked:
+                expected = client.get(path)
+                for port in instances.ports:
+                    status, headers, data = raw(port, path)
+                    assert (status, data.decode()) == (expected.status_code, expected.text), path
+                    assert headers.get("ETag") == expected.headers.get("ETag")
+            scans = [
+                "limit=7",
+                "prefix=key-000",
+                "from=key-00100&to=key-00200",
+                "where=value%20%3E%20100&limit=9000",
+                "limit=50",
+            ]
+            paths = [f"/stores/last/keys?{q}" for q in scans]
+            paths += [f"/stores/{s}/keys?limit=2000" for s in ("pairs", "hours", "days", "status", "rewards")]
+            for path in paths:
+                for accept in (
+                    "application/json",
+                    "application/x-ndjson",
+                    "text/csv",
+                    "application/vnd.apache.arrow.stream",
+                ):
+                    expected = client.get(path, headers={"Accept": accept})
+                    for port in instances.ports:
+                        status, headers, data = raw(port, path, Accept=accept)
+                        assert status == 200
+                        assert headers.get("Statehouse-Position") == expected.headers.get("Statehouse-Position")
+                        if "arrow" in accept and "rewards" not in path:
+                            found = pa.ipc.open_stream(data).read_all()
+                            assert found == pa.ipc.open_stream(expected.data).read_all()
+                        else:
+                            assert data == expected.data, (path, accept)
+            pages: list[str] = []
+            cursor, turn = "", 0
+            while cursor is not None:  # each page by another one
+                found = get(instances.ports[turn % 3], f"/stores/last/keys?limit=100&cursor={cursor}")[1]
+                pages += [row["key"] for row in found["rows"]]
+                cursor, turn = found["cursor"], turn + 1
+            assert pages == sorted(names)
+            for store, wanted in (
+                ("last", [*names, "nobody", names[3]]),
+                ("hours", names[:50]),
+                ("pairs", [[k, 0] for k in names]),
+            ):
+                body = {"keys": wanted}
+                expected = client.post(f"/stores/{store}/lookup", json=body).get_json()
+                for port in instances.ports:
+                    assert get(port, f"/stores/{store}/lookup", "POST", body) == (200, expected)
+            port = instances.ports[0]
+            held = holds[f"http://127.0.0.1:{port}"]
+            for away in [k for k in names[40:] if number((k,), SHARDS) not in held][:1]:
+                for path in (f"/stores/last/keys/{away}", "/stores/last/keys"):  # as another instance asks
+                    shards = ",".join(str(s) for s in range(SHARDS))
+                    assert get(port, path, **{"Statehouse-Shards": shards})[1]["type"] == "urn:statehouse:elsewhere"
+            assert get(port, "/stores/last/keys", **{"Statehouse-Shards": "x"})[0] == 400
+    finally:
+        app.extensions["statehouse"].replica.stop()
+
+
+@pytest.mark.slow
+def test_one_dies_one_is_restarted_one_is_added(config: Config, tmp_path: Path) -> None:
+    """Under 300 reads a second, of keys that change, by four connections to each; and who follows the changes misses none."""
+    names, sales = filled(config, 3000)
+    model = {k: [(0, float(i))] for i, k in enumerate(names)}  # by version of the changelog
+    commits = {1: time.monotonic()}
+    late = [0.0]
+    lock, stopping = threading.Lock(), threading.Event()
+    wrong: list[object] = []
+    broken: list[tuple[int, float]] = []
+    reads = [0]
+
+    def write() -> None:
+        dice, value = random.Random(2), 10_000.0
+        while not stopping.is_set():
+            value += 1
+            chosen = dice.sample(names, 20)
+            with lock:  # before anyone can read it
+                for key in chosen:
+                    model[key].append((max(commits) + 1, value))
+            moments = MOMENT + dt.timedelta(seconds=value)
+            head = sales.append(*({"customer": k, "weight": value, "at": moments} for k in chosen))
+            commits[head] = time.monotonic()
+            stopping.wait(0.1)
+
+    def read(ports: Sequence[int], seed: int) -> None:
+        dice, connection, port = random.Random(seed), None, 0
+        due = time.monotonic()
+        while not stopping.is_set():
+            due += 12 / 300
+            stopping.wait(max(0, due - time.monotonic()))
+            try:
+                if connection is None:
+                    port = dice.choice([p for p in ports if p in instances.running])
+                    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+                key = dice.choice(names)
+                if dice.random() < 0.9:
+                    connection.request("GET", f"/stores/last/keys/{quote(key, safe='')}")
+                    response = connection.getresponse()
+                    found = json.loads(response.read())
+                    rows = [found]
+                else:
+                    some = dice.sample(names, 20)
+                    connection.request(
+                        "POST", "/stores/last/lookup", json.dumps({"keys": some}), {"Content-Type": "application/json"}
+                    )
+                    response = connection.getresponse()
+                    found = json.loads(response.read())
+                    rows = found.get("rows")
+                reads[0] += 1
+                if response.status != 200:
+                    wrong.append((port, response.status, found))
+                    continue
+                position = found["position"]
+                following = next((at for version, at in list(commits.items()) if version > position), None)
+                late[0] = max(late[0], time.monotonic() - following if following else 0)
+                with lock:
+                    for row in rows:
+                        # It may be newer than its position says, and never older.
+                        known = model[row["key"]]
+                        least = [value for version, value in known if version <= position][-1]
+                        if row["value"] not in [value for _, value in known if value >= least]:
+                            wrong.append((port, position, row["key"], row["value"], known[-3:]))
+            except (OSError, http.client.HTTPException):
+                broken.append((port, time.monotonic()))
+                connection = None
+
+    with fleet(tmp_path, 4, started=3) as instances:
+        instances.settled(60)  # the fourth is waited for, at first
+        threads = [threading.Thread(target=write)]
+        threads += [threading.Thread(target=read, args=(instances.ports, seed)) for seed in range(12)]
+        for thread in threads:
+            thread.start()
+        try:
+            follower = Follower(instances.ports[2:3], "last", ["key"])
+            time.sleep(3)
+            took = []
+
+            def converge() -> None:
+                begun = time.monotonic()
+                instances.settled(20)
+                took.append(round(time.monotonic() - begun, 1))
+
+            first, second, _, fourth = instances.ports
+            instances.kill(first)
+            converge()
+            assert not wrong, wrong[:5]
+            assert all(port == first for port, _ in broken), "errors only on its open connections"
+            instances.start(first)
+            converge()
+            time.sleep(2)
+            before = len(broken)
+            instances.stop(second)
+            instances.start(second)
+            converge()
+            assert all(port in (first, second) for port, _ in broken), broken
+            instances.start(fourth)
+            converge()
+            time.sleep(3)
+            assert not wrong, wrong[:5]
+            print(f"at most {late[0]:.1f} s behind, {len(commits)} commits")
+            print(
+                f"{reads[0]} reads; the map was right again after {took} s; {before} and {len(broken) - before} connections broke"
+            )
+            assert all(t < 5 for t in took), took
+        finally:
+            stopping.set()
+            for thread in threads:
+                thread.join()
+        head = sales.append({"customer": "the last one", "weight": 1.0})
+        eventually(lambda: follower.wrong or follower.position >= head, 20)
+        assert not follower.wrong, follower.wrong
+        rows = {(k,): v for k, v in _all(instances.ports[3]).items()}
+        assert {k: v["value"] for k, v in follower.rows.items()} == {k: v for k, v in rows.items()}
+        assert {k: v[-1][1] for k, v in model.items()} == {k: v for (k,), v in rows.items() if k != "the last one"}
+        follower.stop()
+    assert reads[0] > 2000
+
+
+def _all(port: int) -> dict[str, float]:
+    rows = get(port, "/stores/last/keys?limit=10000")[1]["rows"]
+    return {r["key"]: r["value"] for r in rows}
+
+
+def test_where_no_instance_has_a_key_the_table_is_read(config: Config, tmp_path: Path) -> None:
+    names, _ = filled(config, 200)
+    with fleet(tmp_path, 2, copies=1) as instances:
+        here, other = instances.ports
+        eventually(lambda: sum(len(i["holds"]) for i in get(here, "/processors")[1]["instances"]) == SHARDS)
+        instances.kill(other)
+        for number, key in enumerate(names):
+            assert get(here, f"/stores/last/keys/{quote(key, safe='')}")[1]["value"] == float(number)
+        eventually(lambda: len(get(here, "/processors")[1]["instances"][0]["holds"]) in (0, SHARDS), 20)
+        eventually(lambda: get(here, "/stores/last")[1]["keys"] == len(names), 20)
