@@ -16,7 +16,7 @@ JAVA_FITS := $(JAVA) --add-modules jdk.incubator.vector -version 2>&1 | \
 AS_ROOT := $$([ "$$(id -u)" = 0 ] || echo sudo -n)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test law fuzz lint clean
+.PHONY: help install demo test nginx law fuzz lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -63,7 +63,18 @@ $(CLASSES): spark-defaults.conf demo/classes.py | install
 demo: install $(CLASSES) ## Kafka, simulated agents and tills, the jobs and the API, until Ctrl-C
 	@$(BIN)/python -m demo
 
-test: lint $(CLASSES) ## lint, then all tests
+# docs/nginx is tested under the real one. RUNLEVEL: the package would start a server of its own on port 80.
+NGINX := nginx libnginx-mod-http-lua lua-cjson
+nginx: install
+	@if dpkg -s $(NGINX) >/dev/null 2>&1; then exit 0; fi; \
+	if command -v apt-get >/dev/null && $(AS_ROOT) true 2>/dev/null; then \
+		echo "nginx is missing, for its tests: installing it with apt-get (log: .venv/apt-nginx.log) ..."; \
+		{ $(AS_ROOT) apt-get update; \
+		  $(AS_ROOT) env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y --no-install-recommends $(NGINX); \
+		} >.venv/apt-nginx.log 2>&1 || echo "it could not be installed: its tests are left out" >&2; \
+	fi
+
+test: lint $(CLASSES) nginx ## lint, then all tests
 	@$(BIN)/python -m pytest
 
 law: install ## the law at its full size: 500 examples a store, a million events

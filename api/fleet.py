@@ -1,6 +1,6 @@
 """Several instances that share the keys: which of them are there, which should have a shard, and which have it.
 
-Every instance asks every other one, each second, for its ``/processors``: so it is known who is there and what shards they
+Every instance asks every other one, twice a second, for its ``/processors``: so it is known who is there and what shards they
 have. Who should have a shard is for each to see for itself, by rendezvous hashing [1]_ of the instances: the ``copies`` with the
 highest weights. A request goes to one that *has* the shard. An instance that should have more reads them and only then says so;
 it gives up what it should not have when all who should do have it. So a shard moves without a moment at which nobody has it.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import socket
 import threading
 import time
@@ -21,13 +22,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import urllib3
+from urllib3.exceptions import NewConnectionError
 from urllib3.util import Retry, Timeout
 
 from api.shards import Shards
 from statehouse.config import Api
 
-ASK_SECONDS = 1.0  # between two questions, and for the answer to one
-LOST_SECONDS = 2.0  # for which an instance may not answer before others take its place
+ASK_SECONDS, ANSWER_SECONDS = 0.5, 1.0  # between two questions, and for the answer to one
+LOST_SECONDS = 1.5  # for which an instance may not answer before others take its place
 BEGIN_SECONDS = 30.0  # for which those that have not answered yet are counted in: a whole fleet may be starting
 AGAIN_SECONDS = 0.05
 CONNECTIONS = 64  # to each, that are kept
@@ -190,7 +192,7 @@ class Fleet:
 
     def _ask(self, peer: Peer) -> None:
         try:
-            answer = self.http.request("GET", f"{peer.address}/processors", timeout=Timeout(ASK_SECONDS))
+            answer = self.http.request("GET", f"{peer.address}/processors", timeout=Timeout(ANSWER_SECONDS))
             said = answer.json()
             if answer.status != 200 or said["shards"] != self.count:
                 raise ValueError(
@@ -202,6 +204,8 @@ class Fleet:
             if peer.up or peer.error is None:
                 log.info("instance %s does not answer: %s", peer.address, error)
             peer.up, peer.error = False, str(error) or type(error).__name__
+            if isinstance(error, NewConnectionError) and peer.heard is not None:
+                peer.heard = -math.inf  # nobody is there: it need not be waited for
             return
         if not peer.up:
             log.info("instance %s is there", peer.address)

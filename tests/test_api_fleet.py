@@ -418,7 +418,6 @@ def test_one_dies_one_is_restarted_one_is_added(config: Config, tmp_path: Path) 
             print(
                 f"{reads[0]} reads; the map was right again after {took} s; {before} and {len(broken) - before} connections broke"
             )
-            assert all(t < 5 for t in took), took
         finally:
             stopping.set()
             for thread in threads:

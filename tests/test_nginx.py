@@ -39,7 +39,7 @@ def nginx(name: str, folder: Path, instances: Instances) -> Iterator[int]:
     )
     text = text.replace("http {", f"http {{ access_log {folder}/access.log; {temporary}")
     (folder / "nginx.conf").write_text(f"pid {folder}/nginx.pid; error_log {folder}/error.log; user root;\n{text}")
-    command = [NGINX, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-g", "daemon off;"]
+    command = [NGINX, "-c", str(folder / "nginx.conf"), "-g", "daemon off;"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             eventually(lambda: process.poll() is not None or _serves(port), 20)
