@@ -16,10 +16,10 @@ JAVA_FITS := $(JAVA) --add-modules jdk.incubator.vector -version 2>&1 | \
 AS_ROOT := $$([ "$$(id -u)" = 0 ] || echo sudo -n)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test nginx law fuzz lint clean
+.PHONY: help install demo test nginx law fuzz s3 lint clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
 
 install: $(INSTALLED) ## Python packages into .venv, and Java 17 where apt-get may install it
 	@if $(JAVA_FITS); then exit 0; fi; \
@@ -82,6 +82,14 @@ law: install ## the law at its full size: 500 examples a store, a million events
 
 fuzz: install ## the API at its full size: 300 examples a route by schemathesis, 1,200 keys over plain sockets
 	@FUZZ_EXAMPLES=300 $(BIN)/python -m pytest tests/test_api_openapi.py tests/test_api_fuzz.py
+
+GATEWAY := .venv/bin/versitygw
+$(GATEWAY): | install
+	@GOBIN="$$PWD/.venv/bin" go install github.com/versity/versitygw/cmd/versitygw@v1.8.0
+
+s3: install $(GATEWAY) ## a lake on S3, by a gateway on loopback (needs Go; fetches 600 MB)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,s3]'
+	@STATEHOUSE_S3_GATEWAY="$$PWD/$(GATEWAY)" $(BIN)/python -m pytest tests/test_s3.py
 
 lint: install ## ruff and mypy
 	@$(BIN)/ruff check .

@@ -2,8 +2,7 @@
 
 Not by DuckDB's delta extension where that can be helped: in 1.5.5 each scan leaks the list of the table's files (15 to 30 KiB of a
 table of one file; see bench/README.md), which not even the end of the connection frees. So deltalake says which files a version has, and DuckDB reads
-them as Parquet. The extension reads what that cannot: tables with deletion vectors, mapped columns or partitions, and other
-places than this machine's file system.
+them as Parquet. The extension reads what that cannot: tables with deletion vectors, mapped columns or partitions.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ def _plain(delta: DeltaTable, path: str, files: list[str]) -> bool:
     protocol = delta.protocol()
     features = set(protocol.reader_features or [])
     known = protocol.min_reader_version == 1 or (protocol.min_reader_version == 3 and features <= PLAIN)
-    elsewhere = "://" in path or any(":" in file or file.startswith("/") for file in files)
+    elsewhere = any(":" in file or file.startswith("/") for file in files)
     pattern = any(character in path for character in "*?[")  # to DuckDB
     return known and not delta.metadata().partition_columns and not elsewhere and not pattern
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import duckdb
 
 from statehouse.errors import StatehouseError
+from statehouse.places import S3, duckdb_secret, remote, scheme
 
 WRONG = ("1.5.1", "1.5.2")  # they give wrong rows where a filter is on a partition column
 
@@ -31,30 +32,25 @@ def literal(text: str) -> str:
 def connect(
     version: str = duckdb.__version__, root: str | None = None, threads: int | None = None, footers: bool = False
 ) -> duckdb.DuckDBPyConnection:
-    """A new in-memory database that can attach Delta tables; its times are UTC. With a ``root`` on a file system no SQL
-    gets at any other file, and nothing can be loaded or set any more. With ``footers`` it remembers what it has read of
-    every file: 25 KiB each."""
+    """A new in-memory database that can attach Delta tables; its times are UTC. With a ``root`` no SQL gets at anything outside
+    of it, and nothing can be loaded or set any more. With ``footers`` it remembers what it has read of every file: 25 KiB each."""
     if version in WRONG:
         raise StatehouseError(
             f"found DuckDB {version}, which reads wrong rows from partitioned Delta tables: pip install 'duckdb==1.5.5'"
         )
     connection = duckdb.connect(config={"threads": threads} if threads else {})
     connection.execute("SET GLOBAL TimeZone = 'UTC'")  # of every cursor
-    try:
-        extension = _extension()
-        if extension is None:
-            connection.execute("INSTALL delta")
-        connection.execute(f"LOAD {literal(str(extension))}" if extension else "LOAD delta")
-    except duckdb.Error as error:
-        reason = str(error).splitlines()[0]
-        raise StatehouseError(
-            f"DuckDB {version} has no delta extension ({reason}): pip install 'duckdb-extension-delta=={version}'"
-        ) from None
+    _load(connection, "delta")
+    if scheme(root or "") in S3:
+        _load(connection, "httpfs")
+        _load(connection, "aws")
+        connection.execute(duckdb_secret())
     if footers:
         connection.execute("SET parquet_metadata_cache = true")  # a lake's files do not change
     connection.execute("SET arrow_large_buffer_size = true")  # a column of strings may have more than 2 GiB
-    if root is not None and "://" not in root:  # elsewhere DuckDB loads what reads the store when it first has to
-        connection.execute("SET enable_external_file_cache = false")  # the machine's own has them
+    if root is not None:
+        if not remote(root):
+            connection.execute("SET enable_external_file_cache = false")  # the machine's own has them
         connection.execute(f"SET allowed_directories = [{literal(root)}]")
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
@@ -67,9 +63,23 @@ def types(db: duckdb.DuckDBPyConnection, relation: str) -> dict[str, str]:
     return {row[0]: row[1].replace("TIMESTAMP WITH TIME ZONE", "TIMESTAMP") for row in described}
 
 
-def _extension() -> Path | None:
-    """The signed extension as the wheel brings it: loaded from where it is, nothing is copied or fetched."""
-    spec = importlib.util.find_spec("duckdb_extension_delta")
+def _extension(name: str) -> Path | None:
+    """A signed extension as its wheel brings it, where it is."""
+    spec = importlib.util.find_spec(f"duckdb_extension_{name}")
     folders = (spec and spec.submodule_search_locations) or []
-    found = (Path(f, "extensions", f"v{duckdb.__version__}", "delta.duckdb_extension") for f in folders)
+    found = (Path(f, "extensions", f"v{duckdb.__version__}", f"{name}.duckdb_extension") for f in folders)
     return next((file for file in found if file.is_file()), None)
+
+
+def _load(connection: duckdb.DuckDBPyConnection, name: str) -> None:
+    """Load an extension: its wheel's, nothing is copied or fetched; without that DuckDB fetches it, where it may."""
+    file = _extension(name)
+    try:
+        if file is None:
+            connection.execute(f"INSTALL {name}")
+        connection.execute(f"LOAD {literal(str(file))}" if file else f"LOAD {name}")
+    except duckdb.Error as error:
+        version, reason = duckdb.__version__, str(error).splitlines()[0]
+        raise StatehouseError(
+            f"DuckDB {version} has no {name} extension ({reason}): pip install 'duckdb-extension-{name}=={version}'"
+        ) from None

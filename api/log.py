@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from deltalake import DeltaTable
 
+from statehouse.places import remote
 from statehouse.tables import opened
 
 
@@ -31,7 +32,7 @@ class Log:
 
     def newest(self) -> Mark | None:
         """The newest version; None where there is no table. What cannot be read is raised."""
-        self._mark = self._remote() if "://" in self.path else self._local()
+        self._mark = self._remote() if remote(self.path) else self._local()
         return self._mark
 
     def _local(self) -> Mark | None:

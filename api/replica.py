@@ -38,6 +38,7 @@ from api.shards import Shards
 from api.snapshot import Snapshot, epoch_of, load
 from api.tail import Tail
 from statehouse.config import Config, Store
+from statehouse.places import remote
 from statehouse.tables import (
     commit_time,
     covered,
@@ -441,7 +442,7 @@ class Replica:
             )
 
     def _follow(self) -> None:
-        seconds = REMOTE_POLL_SECONDS if "://" in self.config.root else POLL_SECONDS
+        seconds = REMOTE_POLL_SECONDS if remote(self.config.root) else POLL_SECONDS
         while not self._stop.wait(seconds):
             self.refresh()
 

@@ -15,6 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import pyarrow as pa
+
 from api import duck
 from bench.reads import LUA, OURS, ready, wrk
 from bench.soak import memory
@@ -78,7 +80,7 @@ def keys(spark, folder: Path, count: int) -> None:
         )
     state = opened(table(config, "state", "total"))
     assert state is not None
-    files = state.get_add_actions(flatten=True).to_pydict()
+    files = pa.table(state.get_add_actions(flatten=True)).to_pydict()
     print(f"  the state: {len(files['path'])} files, {sum(files['size_bytes']) / 2**20:.0f} MiB", flush=True)
     reads(folder, count)
 

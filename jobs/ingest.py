@@ -33,6 +33,7 @@ from jobs.rules import rule_of
 from statehouse import kafka
 from statehouse.config import Config, Stream
 from statehouse.errors import DefinitionChanged, LakeBusy, StatehouseError, TopicRecreated, first_line
+from statehouse.places import remote
 from statehouse.tables import LOADED, metadata, opened, table
 
 log = logging.getLogger("statehouse")
@@ -123,7 +124,7 @@ class Ingest:
         done = {"userMetadata": json.dumps(kept)}
         # A txn makes a commit of a batch with nothing but refused events, and a conflict of a second writer where no lock
         # keeps that one out. It costs as much as all the rest of a small batch: Delta lists the whole table for it.
-        if not good or "://" in self.changelog:
+        if not good or remote(self.changelog):
             self.commit += 1
             done |= {"txnAppId": COMMITS, "txnVersion": str(self.commit)}
         self._check_alone(self.kept)
@@ -145,7 +146,7 @@ class Ingest:
         partitions = kafka.partitions(self.config.kafka, self.stream.topic)
         self.check_topic()
         folder = f"{self.config.root}/_checkpoints/{self.stream.name}"
-        if "://" not in folder:
+        if not remote(folder):
             shutil.rmtree(folder, ignore_errors=True)
         reader = (
             self.spark.readStream.format("kafka")

@@ -49,7 +49,7 @@ class Jobs:
             "starting Spark; its log is %s (the first time it fetches 23 MB of jars)",
             spark_log or "on the console",
         )
-        self.spark: SparkSession = session("statehouse", spark_log)
+        self.spark: SparkSession = session("statehouse", spark_log, config.root)
         log.info("Spark %s is up after %.0f s", self.spark.version, time.monotonic() - began)
 
     def stop(self) -> None:

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from jobs.classes import with_archive
 from statehouse.config import Config
 from statehouse.errors import LakeBusy
+from statehouse.places import remote, spark_settings
 
 DEFAULTS = "spark-defaults.conf"
 
@@ -26,15 +27,16 @@ def defaults() -> dict[str, str]:
     return dict(line.split(None, 1) for line in lines if line and not line.startswith("#"))
 
 
-def session(app: str, log: Path | None = None, **settings: str) -> SparkSession:
-    """The running session, or a new local one with :func:`defaults` and ``settings`` on top.
+def session(app: str, log: Path | None = None, root: str = "", **settings: str) -> SparkSession:
+    """The running session, or a new local one with :func:`defaults`, what a ``root`` needs, and ``settings`` on top.
 
     Under ``spark-submit`` and on Databricks there is a master already: it is kept, and so is what was set there.
     ``log`` is where the noise of Spark and of its JVM goes.
     """
     if active := SparkSession.getActiveSession():
         return active
-    made: dict[str, Any] = {**defaults(), **settings}
+    made: dict[str, Any] = defaults()
+    made |= {**spark_settings(root, made.get("spark.jars.packages", "")), **settings}
     if "SPARK_ENV_LOADED" not in os.environ and "PYSPARK_GATEWAY_PORT" not in os.environ:
         made.setdefault("spark.master", f"local[{os.cpu_count()}]")
         if made["spark.master"].startswith("local"):
@@ -83,7 +85,7 @@ def lock(spark: SparkSession, config: Config, name: str, patience: float = 20.0)
     a successor must not read the position before that. Only on a file system; an object store has no locks, and
     there one writer a lake is the operator's duty.
     """
-    if "://" in config.root:
+    if remote(config.root):
         yield
         return
     file = Path(config.root) / "_locks" / name

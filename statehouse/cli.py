@@ -13,6 +13,7 @@ from typing import Any
 from statehouse import config as configuration
 from statehouse import logs
 from statehouse.errors import ConfigError, StatehouseError
+from statehouse.places import remote
 
 EXAMPLES = """examples:
   statehouse check                       is statehouse.yaml right? names the line that is not
@@ -97,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _spark_log(config: configuration.Config) -> Path:
-    folder = Path(config.root) if "://" not in config.root else Path.cwd()
+    folder = Path(config.root) if not remote(config.root) else Path.cwd()
     return folder / "_logs" / "spark.log"
 
 
@@ -110,7 +111,7 @@ def _check(arguments: argparse.Namespace) -> int:
     path = configuration.chosen(arguments.config)
     config = configuration.load(path)
     print(f"{path}: asking Spark (a few seconds) ...", file=sys.stderr)
-    spark = session("statehouse check", _spark_log(config))
+    spark = session("statehouse check", _spark_log(config), config.root)
     lines = configuration.lines_of(path)
     wrong = problems(spark, config)
     rules = {} if wrong else {s.name: rule_of(spark, config, s) for s in config.stores.values()}
@@ -159,7 +160,7 @@ def _load(arguments: argparse.Namespace) -> None:
     from jobs.load import load
     from jobs.session import lock, session
 
-    spark = session("statehouse load", _spark_log(config))
+    spark = session("statehouse load", _spark_log(config), config.root)
     with lock(spark, config, "load"):
         for file in arguments.file:
             done = load(spark, config, config.streams[arguments.stream], file)
@@ -178,7 +179,7 @@ def _recover(arguments: argparse.Namespace) -> None:
     from jobs.recover import recover, texts, will_swap
     from jobs.session import lock, session
 
-    spark = session("statehouse recover", _spark_log(config))
+    spark = session("statehouse recover", _spark_log(config), config.root)
     with lock(spark, config, "recover"):
         writes = arguments.swap or will_swap(spark, config, store)
         with lock(spark, config, "merge") if writes else nullcontext():

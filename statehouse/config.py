@@ -33,6 +33,7 @@ from pydantic import (
 from sqlglot import exp
 
 from statehouse.errors import ConfigError
+from statehouse.places import prepare, remote
 from statehouse.reducers import REDUCERS, Reducer, own, parse_reduce
 
 DEFAULT_FILE = "statehouse.yaml"
@@ -585,7 +586,7 @@ def _override(data: Any, environ: Mapping[str, str]) -> None:
         name = known.get(leaf, leaf)
         if (at is data and leaf not in known) or isinstance(at.get(name), (dict, list)):
             continue  # other variables with this prefix are not ours; only scalars can be overridden
-        is_path = (*parents, name) in (("root",), ("api", "tokens")) and "://" not in value
+        is_path = (*parents, name) in (("root",), ("api", "tokens")) and not remote(value)
         at[name] = str(Path(value).absolute()) if is_path else yaml.safe_load(value)
 
 
@@ -626,7 +627,8 @@ def load(file: str | Path | None = None, environ: Mapping[str, str] = os.environ
         raise ConfigError("\n".join(_complaint(path, lines, e) for e in error.errors())) from None
     for where, message in _inconsistent(config):
         raise ConfigError(f"{path}:{line_of(lines, where)}: {'.'.join(where)}: {message}")
-    if "://" not in config.root:
+    prepare(config.root)
+    if not remote(config.root):
         try:
             root = Config._readable(str((path.parent / config.root).absolute()))
         except ValueError as error:
@@ -635,7 +637,7 @@ def load(file: str | Path | None = None, environ: Mapping[str, str] = os.environ
     tables = {
         name: lookup.model_copy(update={"table": str((path.parent / lookup.table).absolute())})
         for name, lookup in config.lookups.items()
-        if "://" not in lookup.table
+        if not remote(lookup.table)
     }
     config = _attached(config.model_copy(update={"lookups": {**config.lookups, **tables}}))
     files = {name: getattr(config.api, name) for name in ("tokens", "cache")}

@@ -28,6 +28,7 @@ from deltalake.exceptions import TableNotFoundError
 
 from statehouse.config import Config, Route, Store, Stream
 from statehouse.fold import Rule
+from statehouse.places import remote
 
 POSITION = "changelog"  # the application id of the txn action
 LOADED = -1  # the partition of events that came from files; Kafka's begin with 0
@@ -104,7 +105,7 @@ def published(config: Config, store: Store, delta: DeltaTable) -> tuple[str, str
 
 def opened(path: str) -> DeltaTable | None:
     """The table at its newest version, or None where there is none yet."""
-    if "://" not in path and not (Path(path) / "_delta_log").is_dir():
+    if not remote(path) and not (Path(path) / "_delta_log").is_dir():
         return None
     try:
         return DeltaTable(path)

@@ -327,7 +327,7 @@ def test_nothing_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
         return connect(config=settings)
 
     connect = duckdb.connect
-    monkeypatch.setattr(duck, "_extension", lambda: None)
+    monkeypatch.setattr(duck, "_extension", lambda name: None)
     monkeypatch.setattr(duckdb, "connect", offline)
     with pytest.raises(StatehouseError, match="pip install 'duckdb-extension-delta=="):
         duck.connect()

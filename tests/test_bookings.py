@@ -101,14 +101,20 @@ def queryable(base, sent):
         }
 
 
+def sent_to(bootstrap, topic):
+    """Send the bookings to a topic; their lines."""
+    with gzip.open(FILE, "rb") as lines:
+        sent = [line.strip() for line in lines]
+    produce(bootstrap, topic, [(f"{json.loads(line)['customer_id']}", line, None, 0) for line in sent])
+    return sent
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not FILE.is_file(), reason="the shared data is not beside the checkout")
 def test_the_bookings_of_every_customer(broker, tmp_path, unused_tcp_port):
     topic = f"bookings-{os.getpid()}"
     (tmp_path / "statehouse.yaml").write_text(CONFIG.format(bootstrap=broker.bootstrap, topic=topic))
-    with gzip.open(FILE, "rb") as lines:
-        sent = [line.strip() for line in lines]
-        produce(broker.bootstrap, topic, [(f"{json.loads(line)['customer_id']}", line, None, 0) for line in sent])
+    sent = sent_to(broker.bootstrap, topic)
     statehouse(tmp_path, "run", "--once")
     status = json.loads(statehouse(tmp_path, "status", "--json"))
     assert (

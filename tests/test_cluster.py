@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import gzip
-import json
 import os
 import random
 import signal
@@ -25,12 +23,17 @@ from statehouse import kafka
 from statehouse.config import load
 from statehouse.tables import covered, opened
 from tests import test_bookings, test_million
-from tests.records import produce, wait
+from tests.records import wait
 from tests.test_api_fleet import _free
 
 TOP = Path(__file__).parents[1]
 HOME = Path(pyspark.__file__).parent
 STORES = ("last", "votes", "total", "hours")
+
+
+def children(pid):
+    """The processes that a process has started."""
+    return [int(n) for found in Path(f"/proc/{pid}/task").glob("*/children") for n in found.read_text().split()]
 
 
 class Cluster:
@@ -62,8 +65,7 @@ class Cluster:
     def kill(self, name: str) -> None:
         """As kill -9 does, the executor that the worker has started with it."""
         process = self.running.pop(name)
-        children = Path(f"/proc/{process.pid}/task").glob("*/children")
-        executors = [int(pid) for found in children for pid in found.read_text().split()]
+        executors = children(process.pid)
         assert executors, "it has an executor"
         for pid in (process.pid, *executors):
             os.kill(pid, signal.SIGKILL)
@@ -124,9 +126,7 @@ def test_on_two_workers_one_of_which_is_killed_it_is_the_oracles(broker, spark, 
     config = load(tmp_path / "lake/statehouse.yaml", {})
     topic = config.streams["bookings"].topic
     kafka.create_topic(config.kafka, topic)
-    with gzip.open(test_bookings.FILE, "rt") as lines:
-        booked = [(f"{json.loads(line)['customer_id']}", line.strip(), None, 0) for line in lines]
-    produce(broker.bootstrap, topic, booked)
+    booked = test_bookings.sent_to(broker.bootstrap, topic)
     shuffled = dice.sample(events, len(events))
     producer = test_million.producer_of(broker.bootstrap)
 
@@ -150,7 +150,8 @@ def test_on_two_workers_one_of_which_is_killed_it_is_the_oracles(broker, spark, 
             cluster.kill("worker1")
             wait(lambda: merged() == len(events), 300, 0.5, "all in the changelog, by one worker")
             cluster.work("worker1")
-            process.terminate()
+            python = next(p for p in children(process.pid) if b"submit.py" in Path(f"/proc/{p}/cmdline").read_bytes())
+            os.kill(python, signal.SIGTERM)  # Spark's own process, around it, would only be killed by it
             assert process.wait(120) == 0
         with submitted(cluster, tmp_path / "lake", "run", "--once") as process:
             assert process.wait(300) == 0, (tmp_path / "lake/submit.log").read_text()[-3000:]
