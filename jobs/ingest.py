@@ -17,8 +17,10 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import tempfile
 import threading
 import uuid
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -145,9 +147,10 @@ class Ingest:
         """Start the streaming query from the position; ``once``: what is there now, then it ends."""
         partitions = kafka.partitions(self.config.kafka, self.stream.topic)
         self.check_topic()
-        folder = f"{self.config.root}/_checkpoints/{self.stream.name}"
-        if not remote(folder):
-            shutil.rmtree(folder, ignore_errors=True)
+        folder = Path(self.config.root, "_checkpoints", self.stream.name)
+        if remote(self.config.root):  # nothing is ever read back from there: it would be requests, and litter
+            folder = Path(tempfile.mkdtemp(prefix="statehouse-"))
+        shutil.rmtree(folder, ignore_errors=True)
         reader = (
             self.spark.readStream.format("kafka")
             .options(**{f"kafka.{k}": v for k, v in kafka.java(self.config.kafka).items()})
@@ -161,7 +164,7 @@ class Ingest:
             reader.load()
             .writeStream.queryName(f"ingest {self.stream.name}")
             .foreachBatch(self.batch)
-            .option("checkpointLocation", f"{folder}/{uuid.uuid4()}")
+            .option("checkpointLocation", (folder / str(uuid.uuid4())).as_uri())
         )
         return (writer.trigger(availableNow=True) if once else writer).start()
 

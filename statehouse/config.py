@@ -510,7 +510,7 @@ class Config(_Model):
     tasks: dict[Name, Task] | None = None  # {}: no rules, but tasks that are asked for
     merge_every: Duration = 5000
     tombstones: Duration = 7 * UNITS["day"]
-    maintain_every: Annotated[Duration, Field(ge=1)] = UNITS["hour"]
+    maintain_every: Annotated[Duration, Field(ge=1)] = 10 * UNITS["minute"]
     # Not shorter than what a batch or a merge may take: its files are no version's until it commits.
     versions: Annotated[Duration, Field(ge=UNITS["hour"])] = 7 * UNITS["day"]
     api: Api = Field(default_factory=Api)

@@ -155,8 +155,6 @@ def test_on_two_workers_one_of_which_is_killed_it_is_the_oracles(broker, spark, 
             assert process.wait(120) == 0
         with submitted(cluster, tmp_path / "lake", "run", "--once") as process:
             assert process.wait(300) == 0, (tmp_path / "lake/submit.log").read_text()[-3000:]
-        with submitted(cluster, tmp_path / "lake", "maintain", "--once") as process:
-            assert process.wait(300) == 0, (tmp_path / "lake/submit.log").read_text()[-3000:]
     finally:
         cluster.close()
     for store in STORES:

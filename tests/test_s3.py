@@ -36,6 +36,7 @@ class Gateway:
     def __init__(self, folder: Path) -> None:
         self.port, self.folder = _free(), folder
         (folder / "s3/lakes").mkdir(parents=True)
+        (folder / "meta").mkdir()
         self.environment = {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
             "AWS_ACCESS_KEY_ID": "statehouse",
@@ -47,7 +48,15 @@ class Gateway:
     def start(self) -> None:
         own = {**os.environ, "ROOT_ACCESS_KEY": "statehouse", "ROOT_SECRET_KEY": "only-on-loopback"}
         with open(self.folder / "gateway.log", "ab") as log:
-            command = [GATEWAY, "--port", f"127.0.0.1:{self.port}", "posix", "--nometa", str(self.folder / "s3")]
+            command = [
+                GATEWAY,
+                "--port",
+                f"127.0.0.1:{self.port}",
+                "posix",
+                "--sidecar",
+                str(self.folder / "meta"),
+                str(self.folder / "s3"),
+            ]
             self.process = subprocess.Popen(command, env=own, stdout=log, stderr=log)
         wait(self.answers, 30, 0.1, "the gateway")
 
