@@ -80,6 +80,18 @@ def recover(spark: SparkSession, config: Config, store: Store, swap: bool = Fals
     return Difference(**{**vars(found), "swapped": True})
 
 
+def anew(spark: SparkSession, config: Config, store: Store) -> None:
+    """Fold a store's state anew from the changelog as it is now, whatever it was before, and replace it; nothing where there is no
+    changelog. The caller holds the locks as for :func:`recover`."""
+    live, folder = Merge(spark, config, store), draft_of(config, store.name)
+    settle(spark, config, store.name)
+    remove(spark, folder)
+    draft = Merge(spark, config, store, folder)
+    if draft.round() is not None or opened(draft.state) is not None:
+        _swap(draft, live, stored_rule(opened(live.state), store.name))
+        settle(spark, config, store.name)
+
+
 def will_swap(spark: SparkSession, config: Config, store: Store) -> bool:
     """Whether a recovery replaces the state without being asked to: where the rule is as it was."""
     kept = stored_rule(opened(table(config, "state", store.name)), store.name)

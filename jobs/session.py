@@ -11,6 +11,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from jobs import databricks
 from jobs.classes import with_archive
 from statehouse.config import Config
 from statehouse.errors import LakeBusy
@@ -30,11 +31,14 @@ def defaults() -> dict[str, str]:
 def session(app: str, log: Path | None = None, root: str = "", **settings: str) -> SparkSession:
     """The running session, or a new local one with :func:`defaults`, what a ``root`` needs, and ``settings`` on top.
 
-    Under ``spark-submit`` and on Databricks there is a master already: it is kept, and so is what was set there.
+    Under ``spark-submit`` there is a master already: it is kept, and so is what was set there. For Databricks see
+    :mod:`jobs.databricks`.
     ``log`` is where the noise of Spark and of its JVM goes.
     """
     if active := SparkSession.getActiveSession():
         return active
+    if databricks.here():
+        return databricks.session()
     made: dict[str, Any] = defaults()
     made |= {**spark_settings(root, made.get("spark.jars.packages", "")), **settings}
     if "SPARK_ENV_LOADED" not in os.environ and "PYSPARK_GATEWAY_PORT" not in os.environ:
@@ -85,7 +89,7 @@ def lock(spark: SparkSession, config: Config, name: str, patience: float = 20.0)
     a successor must not read the position before that. Only on a file system; an object store has no locks, and
     there one writer a lake is the operator's duty.
     """
-    if remote(config.root):
+    if remote(config.root) or not databricks.locked(config.root):
         yield
         return
     file = Path(config.root) / "_locks" / name

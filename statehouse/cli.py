@@ -21,6 +21,7 @@ EXAMPLES = """examples:
   statehouse run --once                  what is there now, merged; for schedulers
   statehouse load reports old/*.jsonl.gz  history into the changelog, once a file
   statehouse recover rewards             the state anew from the changelog
+  statehouse erase rewards 77            all that is known of a key, removed
   statehouse serve --port 8080           the API: http://127.0.0.1:8080/
   statehouse status                      positions, lags, counts
 
@@ -68,6 +69,13 @@ def parser() -> argparse.ArgumentParser:
     )
     recover.add_argument("--swap", action="store_true", help="make the new state the live one, in one commit")
     recover.add_argument("--json", action="store_true", help="the difference, for scripts")
+    erase = command(
+        "erase", "remove all that is known of some keys of a store, also from older versions; no job may run"
+    )
+    erase.add_argument("store")
+    erase.add_argument(
+        "key", nargs="+", help="as in Kafka; a composite key's parts percent-encoded, with / between them"
+    )
     serve = command("serve", "the API")
     serve.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1; another machine's needs api: tokens")
     serve.add_argument("--port", type=int, default=8080)
@@ -200,6 +208,28 @@ def _recover(arguments: argparse.Namespace) -> None:
         print(f"{name}: nothing is changed yet; with --swap this becomes the state")
 
 
+def _erase(arguments: argparse.Namespace) -> None:
+    config = configuration.load(arguments.config)
+    store = config.stores.get(arguments.store)
+    if store is None:
+        raise ConfigError(f"found the store {arguments.store!r}, expected one of {', '.join(config.stores)}")
+    from contextlib import ExitStack
+
+    from jobs.erase import erase
+    from jobs.run import PARTS
+    from jobs.session import lock, session
+
+    spark = session("statehouse erase", _spark_log(config), config.root)
+    with ExitStack() as held:
+        for part in (*PARTS, "load", "recover"):
+            held.enter_context(lock(spark, config, part, patience=0))
+        found = erase(spark, config, store, arguments.key)
+    print(f"{found.events} events and {found.refused} refused records are gone")
+    print("older versions cannot be read any more; the first that can:")
+    for name, version in found.versions.items():
+        print(f"  {name}: {version}")
+
+
 def _serve(arguments: argparse.Namespace) -> int:
     from api.server import serve
 
@@ -248,6 +278,7 @@ COMMANDS = {
     "maintain": _jobs,
     "load": _load,
     "recover": _recover,
+    "erase": _erase,
     "serve": _serve,
     "broker": _broker,
     "status": _status,

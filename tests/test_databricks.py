@@ -1,0 +1,89 @@
+"""databricks.yml: by the classes of Databricks' own package for bundles, which refuse what they do not know, and by our command.
+
+Not by a workspace: whether its clusters, volumes and permissions are there is for `databricks bundle validate` to say.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from databricks.bundles.jobs import Job
+
+from jobs import databricks, session
+from statehouse.cli import parser
+from statehouse.config import load
+
+TOP = Path(__file__).parents[1]
+TEXT = (TOP / "databricks.yml").read_text()
+
+
+@pytest.fixture
+def bundle():
+    return yaml.safe_load(TEXT)
+
+
+def jobs(bundle):
+    return {name: Job.from_dict(job) for name, job in bundle["resources"]["jobs"].items()}
+
+
+def test_the_jobs_are_of_the_shapes_that_databricks_knows(bundle):
+    assert set(jobs(bundle)) == {"run", "chain"}
+    wrong = [
+        lambda b: b["resources"]["jobs"]["run"].update(continous={}),
+        lambda b: b["resources"]["jobs"]["chain"]["tasks"][0].update(depends_on="merge"),
+        lambda b: b["resources"]["jobs"]["chain"]["tasks"][0]["spark_python_task"].update(entry_point="x"),
+        lambda b: b["resources"]["jobs"]["chain"]["schedule"].pop("timezone_id"),
+        lambda b: b["resources"]["jobs"]["run"]["job_clusters"][0]["new_cluster"].update(data_security_mode="NONSENSE"),
+    ]
+    for change in wrong:
+        other = copy.deepcopy(bundle)
+        change(other)
+        with pytest.raises((ValueError, TypeError, AttributeError)):
+            jobs(other)
+
+
+def test_every_task_is_a_command_of_ours(bundle):
+    for job in bundle["resources"]["jobs"].values():
+        for task in job["tasks"]:
+            if done := task.get("spark_python_task"):
+                assert (TOP / done["python_file"]).is_file()
+                found = parser().parse_args(done["parameters"])
+                assert (found.command, found.config) == (task["task_key"], "${var.config}")
+
+
+def test_every_variable_is_declared_and_each_target_gives_those_without_a_default(bundle):
+    declared = bundle["variables"]
+    assert set(re.findall(r"\$\{var\.(\w+)\}", TEXT)) == set(declared)
+    for target in bundle["targets"].values():
+        assert set(target["variables"]) <= set(declared)
+        assert {name for name, v in declared.items() if "default" not in v} <= set(target["variables"])
+
+
+def test_a_lake_has_one_writer_and_nothing_is_kept_beside_a_merge(bundle):
+    found = jobs(bundle)
+    assert all(job.max_concurrent_runs == 1 for job in found.values())
+    for target in bundle["targets"].values():
+        chosen = {n: v.get("default") for n, v in bundle["variables"].items()} | target["variables"]
+        assert "PAUSED" in (chosen["continuous"], chosen["scheduled"]), "never both"
+    before = {t.task_key: {d.task_key for d in t.depends_on} for t in found["chain"].tasks}
+
+    def all_before(task):
+        return before[task].union(*(all_before(t) for t in before[task]))
+
+    assert all_before("maintain") >= {"ingest", "merge", "route", "publish", "tasks"}
+    assert all_before("merge") == {"ingest"}
+
+
+def test_on_databricks_the_session_is_the_clusters(monkeypatch, tmp_path, spark):
+    monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "17.3")
+    assert session.session("statehouse").sparkContext is spark.sparkContext
+    made = databricks.session()
+    assert [made.conf.get(name) for name in databricks.SETTINGS] == ["false", "UTC"]
+    (tmp_path / "statehouse.yaml").write_text("root: /Volumes/a/b/c\nstreams: {s: {topic: t, schema: k STRING}}\n")
+    config = load(tmp_path / "statehouse.yaml", {})
+    with session.lock(spark, config, "merge"), session.lock(spark, config, "merge"):
+        assert not Path("/Volumes/a").exists(), "a volume's files are not locked"
