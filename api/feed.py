@@ -33,7 +33,7 @@ def can_follow(changelog: str) -> bool:
 
 
 def _inserted(rows: pa.Table) -> pa.Table:
-    kept = pc.equal(rows["_change_type"], "insert")
+    kept = pc.equal(rows["_change_type"].cast(pa.string()), "insert")  # it may be a view, which cannot be compared
     return rows if pc.all(kept).as_py() is not False else rows.filter(kept)
 
 

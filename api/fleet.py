@@ -112,10 +112,6 @@ class Fleet:
         if peer := self._peers.get(address):
             peer.holds -= frozenset(shards)
 
-    def ready(self) -> bool:
-        """Whether all is here that should be."""
-        return self._wanted <= self.held()
-
     def processors(self) -> dict[str, Any]:
         """What ``GET /processors`` says: ``map`` has for each shard the instances that have it, best first; ``settled``: it has been
         up for long enough to know who is there."""
