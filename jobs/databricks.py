@@ -1,4 +1,5 @@
-"""All that is done otherwise on Databricks: the session is there, with Delta and Kafka in it, and the platform keeps to one writer."""
+"""All that is done otherwise on Databricks: the session is there, with Delta and Kafka in it, and the platform keeps to
+one writer."""
 
 from __future__ import annotations
 
@@ -6,8 +7,17 @@ import os
 
 from pyspark.sql import SparkSession
 
-# What the fold relies on; the rest of spark-defaults.conf is for a machine of our own.
-SETTINGS = {"spark.sql.ansi.enabled": "false", "spark.sql.session.timeZone": "UTC"}
+from statehouse.errors import ConfigError
+from statehouse.places import remote
+
+VOLUMES = "/Volumes/"
+SETTINGS = {
+    # What the fold relies on; the rest of spark-defaults.conf is for a machine of our own.
+    "spark.sql.ansi.enabled": "false",
+    "spark.sql.session.timeZone": "UTC",
+    # A workspace may have them on for every new table; but rows are counted by the files' statistics, which do not know of them.
+    "spark.databricks.delta.properties.defaults.enableDeletionVectors": "false",
+}
 
 
 def here() -> bool:
@@ -15,14 +25,25 @@ def here() -> bool:
     return "DATABRICKS_RUNTIME_VERSION" in os.environ
 
 
-def session() -> SparkSession:
-    """The cluster's session, with :data:`SETTINGS`."""
-    spark = SparkSession.builder.getOrCreate()
-    for name, value in SETTINGS.items():
-        spark.conf.set(name, value)
+def session(root: str = "") -> SparkSession:
+    """The cluster's session, :func:`prepared`. Raises ConfigError for a root that is one place to Spark and another to all else."""
+    if root and not remote(root) and not volume(root):
+        raise ConfigError(
+            f"root: found {root}, expected s3://…, abfss://… or /Volumes/…: Spark looks for any other path in DBFS, and "
+            "the rest of statehouse on the driver's own disk"
+        )
+    return prepared(SparkSession.builder.getOrCreate())
+
+
+def prepared(spark: SparkSession) -> SparkSession:
+    """The session with :data:`SETTINGS` where this is Databricks; elsewhere as it is. A new session does not take them over from
+    the one that it comes from, only those of the cluster."""
+    if here():
+        for name, value in SETTINGS.items():
+            spark.conf.set(name, value)
     return spark
 
 
-def locked(root: str) -> bool:
-    """Whether a root's files can be locked: a volume's cannot, and its jobs have ``max_concurrent_runs: 1``."""
-    return not (here() and root.startswith(("/Volumes/", "/dbfs/", "/Workspace/")))
+def volume(path: str) -> bool:
+    """Whether a path is in a volume, which looks like a folder but has neither locks nor renames."""
+    return here() and path.startswith(VOLUMES)

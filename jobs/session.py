@@ -35,10 +35,10 @@ def session(app: str, log: Path | None = None, root: str = "", **settings: str) 
     :mod:`jobs.databricks`.
     ``log`` is where the noise of Spark and of its JVM goes.
     """
+    if databricks.here():
+        return databricks.session(root)
     if active := SparkSession.getActiveSession():
         return active
-    if databricks.here():
-        return databricks.session()
     made: dict[str, Any] = defaults()
     made |= {**spark_settings(root, made.get("spark.jars.packages", "")), **settings}
     if "SPARK_ENV_LOADED" not in os.environ and "PYSPARK_GATEWAY_PORT" not in os.environ:
@@ -78,7 +78,7 @@ class _redirected:
 
 def fresh(spark: SparkSession) -> SparkSession:
     """A session of its own, so that its settings are no one else's (``txnAppId`` must never leak)."""
-    return spark.newSession()
+    return databricks.prepared(spark.newSession())
 
 
 @contextmanager
@@ -89,7 +89,7 @@ def lock(spark: SparkSession, config: Config, name: str, patience: float = 20.0)
     a successor must not read the position before that. Only on a file system; an object store has no locks, and
     there one writer a lake is the operator's duty.
     """
-    if remote(config.root) or not databricks.locked(config.root):
+    if remote(config.root) or databricks.volume(config.root):
         yield
         return
     file = Path(config.root) / "_locks" / name

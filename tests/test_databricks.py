@@ -15,7 +15,7 @@ from databricks.bundles.jobs import Job
 
 from jobs import databricks, session
 from statehouse.cli import parser
-from statehouse.config import load
+from statehouse.errors import ConfigError
 
 TOP = Path(__file__).parents[1]
 TEXT = (TOP / "databricks.yml").read_text()
@@ -24,6 +24,11 @@ TEXT = (TOP / "databricks.yml").read_text()
 @pytest.fixture
 def bundle():
     return yaml.safe_load(TEXT)
+
+
+@pytest.fixture
+def there(monkeypatch):
+    monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "17.3")
 
 
 def jobs(bundle):
@@ -78,12 +83,24 @@ def test_a_lake_has_one_writer_and_nothing_is_kept_beside_a_merge(bundle):
     assert all_before("merge") == {"ingest"}
 
 
-def test_on_databricks_the_session_is_the_clusters(monkeypatch, tmp_path, spark):
-    monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "17.3")
-    assert session.session("statehouse").sparkContext is spark.sparkContext
-    made = databricks.session()
-    assert [made.conf.get(name) for name in databricks.SETTINGS] == ["false", "UTC"]
-    (tmp_path / "statehouse.yaml").write_text("root: /Volumes/a/b/c\nstreams: {s: {topic: t, schema: k STRING}}\n")
-    config = load(tmp_path / "statehouse.yaml", {})
-    with session.lock(spark, config, "merge"), session.lock(spark, config, "merge"):
-        assert not Path("/Volumes/a").exists(), "a volume's files are not locked"
+def test_a_root_is_one_place_to_all(there, monkeypatch):
+    for root in ("/Workspace/Shared/lake", "/dbfs/lake", "/tmp/lake"):
+        with pytest.raises(ConfigError, match="expected s3"):
+            session.session("statehouse", None, root)
+    assert databricks.volume("/Volumes/a/b/c") and not databricks.volume("/tmp/lake")
+    monkeypatch.delenv("DATABRICKS_RUNTIME_VERSION")
+    assert not databricks.volume("/Volumes/a/b/c")
+
+
+def test_on_databricks_the_session_is_the_clusters_and_every_new_one_has_the_settings(there, spark):
+    made = session.session("statehouse", None, "/Volumes/a/b/c")
+    assert made.sparkContext is spark.sparkContext
+    for name in databricks.SETTINGS:
+        if made.conf.isModifiable(name):
+            made.conf.set(name, "America/New_York" if name.endswith("Zone") else "true")
+    try:
+        assert {n: session.fresh(made).conf.get(n) for n in databricks.SETTINGS} == databricks.SETTINGS
+        assert {n: session.session("").conf.get(n) for n in databricks.SETTINGS} == databricks.SETTINGS
+    finally:
+        databricks.prepared(spark)
+        spark.conf.unset("spark.databricks.delta.properties.defaults.enableDeletionVectors")
