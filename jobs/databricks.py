@@ -47,3 +47,8 @@ def prepared(spark: SparkSession) -> SparkSession:
 def volume(path: str) -> bool:
     """Whether a path is in a volume, which looks like a folder but has neither locks nor renames."""
     return here() and path.startswith(VOLUMES)
+
+
+def unlocked(root: str) -> bool:
+    """Whether nothing can be locked in a root, nor renamed: an object store, or a volume, whose jobs have ``max_concurrent_runs: 1``."""
+    return remote(root) or volume(root)

@@ -26,7 +26,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs import metrics
+from jobs import databricks, metrics
 from jobs.feed import new
 from jobs.lake import create_stream, next_offsets
 from jobs.lookup import Lookups
@@ -35,7 +35,6 @@ from jobs.rules import rule_of
 from statehouse import kafka
 from statehouse.config import Config, Stream
 from statehouse.errors import DefinitionChanged, LakeBusy, StatehouseError, TopicRecreated, first_line
-from statehouse.places import remote
 from statehouse.tables import LOADED, metadata, opened, table
 
 log = logging.getLogger("statehouse")
@@ -126,7 +125,7 @@ class Ingest:
         done = {"userMetadata": json.dumps(kept)}
         # A txn makes a commit of a batch with nothing but refused events, and a conflict of a second writer where no lock
         # keeps that one out. It costs as much as all the rest of a small batch: Delta lists the whole table for it.
-        if not good or remote(self.changelog):
+        if not good or databricks.unlocked(self.changelog):
             self.commit += 1
             done |= {"txnAppId": COMMITS, "txnVersion": str(self.commit)}
         self._check_alone(self.kept)
@@ -148,7 +147,7 @@ class Ingest:
         partitions = kafka.partitions(self.config.kafka, self.stream.topic)
         self.check_topic()
         folder = Path(self.config.root, "_checkpoints", self.stream.name)
-        if remote(self.config.root):  # nothing is ever read back from there: it would be requests, and litter
+        if databricks.unlocked(self.config.root):  # nothing is read back from there: it would be requests, and litter
             folder = Path(tempfile.mkdtemp(prefix="statehouse-"))
         shutil.rmtree(folder, ignore_errors=True)
         reader = (

@@ -15,7 +15,7 @@ from jobs import databricks
 from jobs.classes import with_archive
 from statehouse.config import Config
 from statehouse.errors import LakeBusy
-from statehouse.places import remote, spark_settings
+from statehouse.places import spark_settings
 
 DEFAULTS = "spark-defaults.conf"
 
@@ -89,7 +89,7 @@ def lock(spark: SparkSession, config: Config, name: str, patience: float = 20.0)
     a successor must not read the position before that. Only on a file system; an object store has no locks, and
     there one writer a lake is the operator's duty.
     """
-    if remote(config.root) or databricks.volume(config.root):
+    if databricks.unlocked(config.root):
         yield
         return
     file = Path(config.root) / "_locks" / name

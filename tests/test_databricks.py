@@ -14,7 +14,9 @@ import yaml
 from databricks.bundles.jobs import Job
 
 from jobs import databricks, session
+from jobs.position import Position
 from statehouse.cli import parser
+from statehouse.config import load
 from statehouse.errors import ConfigError
 
 TOP = Path(__file__).parents[1]
@@ -104,3 +106,16 @@ def test_on_databricks_the_session_is_the_clusters_and_every_new_one_has_the_set
     finally:
         databricks.prepared(spark)
         spark.conf.unset("spark.databricks.delta.properties.defaults.enableDeletionVectors")
+
+
+def test_a_volumes_files_are_not_locked_and_a_position_there_is_moved_by_spark(there, monkeypatch, tmp_path, spark):
+    (tmp_path / "statehouse.yaml").write_text("root: /Volumes/a/b/c\nstreams: {s: {topic: t, schema: k STRING}}\n")
+    config = load(tmp_path / "statehouse.yaml", {})
+    with session.lock(spark, config, "merge"), session.lock(spark, config, "merge"):
+        assert not Path("/Volumes/a").exists()
+    monkeypatch.setattr(databricks, "VOLUMES", str(tmp_path))
+    monkeypatch.setattr("jobs.position.DeltaTable", None)
+    position = Position(f"{tmp_path}/positions/route.r", "route:r:t")
+    for number in (3, 7):
+        position.move(number, {"0": number})
+        assert (position.get(), position.said()) == (number, {"0": number})
