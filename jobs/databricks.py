@@ -1,12 +1,14 @@
-"""All that is done otherwise on Databricks: the session is there, with Delta and Kafka in it, and the platform keeps to
+"""All that is done otherwise on Databricks: the session is there, with Delta and a Kafka of its own in it, and the platform keeps to
 one writer."""
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from pyspark.sql import SparkSession
 
+from statehouse import kafka
 from statehouse.errors import ConfigError
 from statehouse.places import remote
 
@@ -52,3 +54,10 @@ def volume(path: str) -> bool:
 def unlocked(root: str) -> bool:
     """Whether nothing can be locked in a root, nor renamed: an object store, or a volume, whose jobs have ``max_concurrent_runs: 1``."""
     return remote(root) or volume(root)
+
+
+def client(properties: dict[str, Any]) -> dict[str, str]:
+    """The file's ``kafka:`` section for the Kafka client that Spark has. There its classes, such as those that log in, are under
+    another name."""
+    given = kafka.java(properties)
+    return {k: f"kafkashaded.{v}" if here() and v.startswith("org.apache.kafka.") else v for k, v in given.items()}

@@ -152,7 +152,7 @@ class Ingest:
         shutil.rmtree(folder, ignore_errors=True)
         reader = (
             self.spark.readStream.format("kafka")
-            .options(**{f"kafka.{k}": v for k, v in kafka.java(self.config.kafka).items()})
+            .options(**{f"kafka.{k}": v for k, v in databricks.client(self.config.kafka).items()})
             .option("subscribe", self.stream.topic)
             .option("includeHeaders", True)
             .option("startingOffsets", self.starting_offsets(partitions))

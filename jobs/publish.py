@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs import feed
+from jobs import databricks, feed
 from jobs.position import Position
 from jobs.rules import rule_of
 from jobs.send import Sent, headers, json, send, size
@@ -145,7 +145,7 @@ class Publisher:
             .where("_value IS NOT NULL")
             .selectExpr("_key AS key", "_value AS value")
         )
-        properties = {f"kafka.{name}": value for name, value in kafka.java(self.config.kafka).items()}
+        properties = {f"kafka.{name}": value for name, value in databricks.client(self.config.kafka).items()}
         topic = self.spark.read.format("kafka").options(**properties).option("subscribe", self.topic).load()
         texts = topic.selectExpr("CAST(key AS STRING) AS key", "CAST(value AS STRING) AS _said", "timestamp", "offset")
         said = (

@@ -9,7 +9,7 @@ from typing import Protocol
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from statehouse import kafka
+from jobs import databricks
 from statehouse.config import Config
 
 MESSAGE = ("key", "value", "headers")
@@ -65,6 +65,6 @@ def size() -> Column:
 
 def send(messages: DataFrame, config: Config, topic: str, largest: int) -> None:
     """Send rows of :data:`MESSAGE`; all are acknowledged when it returns. ``largest`` is what the topic takes, in bytes."""
-    properties = {**PATIENCE, "max.request.size": str(largest), **kafka.java(config.kafka)}
+    properties = {**PATIENCE, "max.request.size": str(largest), **databricks.client(config.kafka)}
     writer = messages.select(*MESSAGE).write.format("kafka").option("topic", topic)
     writer.options(**{f"kafka.{name}": value for name, value in properties.items()}).save()

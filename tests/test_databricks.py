@@ -15,6 +15,7 @@ from databricks.bundles.jobs import Job
 
 from jobs import databricks, session
 from jobs.position import Position
+from statehouse import kafka
 from statehouse.cli import parser
 from statehouse.config import load
 from statehouse.errors import ConfigError
@@ -119,3 +120,13 @@ def test_a_volumes_files_are_not_locked_and_a_position_there_is_moved_by_spark(t
     for number in (3, 7):
         position.move(number, {"0": number})
         assert (position.get(), position.said()) == (number, {"0": number})
+
+
+def test_kafkas_classes_have_another_name_there(monkeypatch):
+    given = {"bootstrap.servers": "k:9092", "sasl.username": "u", "sasl.password": "org.apache.kafka.p"}
+    usual = databricks.client(given)
+    assert usual == kafka.java(given)
+    monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "17.3")
+    assert databricks.client(given) == {**usual, "sasl.jaas.config": f"kafkashaded.{usual['sasl.jaas.config']}"}
+    already = {"sasl.jaas.config": "kafkashaded.org.apache.kafka.common.security.plain.PlainLoginModule required;"}
+    assert databricks.client(already) == already
