@@ -1,9 +1,6 @@
-"""``spark-submit jobs/submit.py run``: the command ``statehouse`` on whatever cluster Spark was told of; on Databricks, too."""
+"""``spark-submit jobs/submit.py run``: the command ``statehouse`` on whatever cluster Spark was told of."""
 
-import sys
-
-from statehouse.cli import main
+from statehouse.cli import entry_point
 
 if __name__ == "__main__":
-    if code := main():  # to Databricks any other end is a failure, also one with 0
-        sys.exit(code)
+    entry_point()

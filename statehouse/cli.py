@@ -105,6 +105,13 @@ def main(argv: list[str] | None = None) -> int:
         return 0
 
 
+def entry_point() -> None:
+    """The command as an installed script, and as a task of Databricks, to which what :func:`main` gives back is nothing, and any
+    ``sys.exit`` a failure, also one with 0."""
+    if code := main():
+        sys.exit(code)
+
+
 def _spark_log(config: configuration.Config) -> Path:
     folder = Path(config.root) if not remote(config.root) else Path.cwd()
     return folder / "_logs" / "spark.log"
@@ -293,4 +300,4 @@ def _table(of: str, columns: tuple[str, ...], rows: list[dict[str, Any]]) -> Non
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    entry_point()

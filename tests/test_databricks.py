@@ -15,7 +15,7 @@ from databricks.bundles.jobs import Job
 
 from jobs import databricks, session
 from jobs.position import Position
-from statehouse import kafka
+from statehouse import cli, kafka
 from statehouse.cli import parser
 from statehouse.config import load
 from statehouse.errors import ConfigError
@@ -130,3 +130,14 @@ def test_kafkas_classes_have_another_name_there(monkeypatch):
     assert databricks.client(given) == {**usual, "sasl.jaas.config": f"kafkashaded.{usual['sasl.jaas.config']}"}
     already = {"sasl.jaas.config": "kafkashaded.org.apache.kafka.common.security.plain.PlainLoginModule required;"}
     assert databricks.client(already) == already
+
+
+@pytest.mark.parametrize(("code", "ends"), [(0, None), (2, 2)])
+def test_a_command_that_went_well_does_not_exit(monkeypatch, code, ends):
+    monkeypatch.setattr(cli, "main", lambda: code)
+    if ends is None:
+        assert cli.entry_point() is None
+    else:
+        with pytest.raises(SystemExit) as error:
+            cli.entry_point()
+        assert error.value.code == ends
