@@ -77,8 +77,9 @@ nginx: install
 test: lint $(CLASSES) nginx ## lint, then all tests
 	@$(BIN)/python -m pytest
 
-law: install ## the law at its full size: 500 examples a store, a million events
-	@LAW_EXAMPLES=500 LAW_EVENTS=1000000 $(BIN)/python -m pytest tests/test_law.py tests/test_million.py
+law: install ## the law at its full size: 500 examples a store, a million events, kills, a cluster
+	@LAW_EXAMPLES=500 LAW_EVENTS=1000000 $(BIN)/python -m pytest tests/test_law.py tests/test_million.py \
+		tests/test_crash.py tests/test_cluster.py
 
 fuzz: install ## the API at its full size: 300 examples a route by schemathesis, 1,200 keys over plain sockets
 	@FUZZ_EXAMPLES=300 $(BIN)/python -m pytest tests/test_api_openapi.py tests/test_api_fuzz.py

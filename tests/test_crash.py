@@ -43,7 +43,8 @@ tasks:
   high: {{store: total, when: value > 20, after: 2 seconds, send: {{topic: {topic}-high, value: value}}}}
 """
 REDUCE = {"status": ("majority", "value"), "total": ("sum", "n"), "points": ("sum", "points")}
-MORE = (0, 0, 1, 1, 2, 2, 3, 3, 5, 8)  # commits that each process makes at least before it is killed
+# Commits that each process makes at least before it is killed: `make law` kills ten, `make test` five.
+MORE = (0, 0, 1, 1, 2, 2, 3, 3, 5, 8) if "LAW_EVENTS" in os.environ else (0, 1, 2, 3, 8)
 
 
 class Source(threading.Thread):
@@ -168,7 +169,7 @@ def told_in_time(bootstrap, spark, config, topic):
 
 @pytest.mark.slow
 @pytest.mark.crash
-def test_killed_ten_times_while_events_flow(broker, spark, tmp_path):
+def test_killed_again_and_again_while_events_flow(broker, spark, tmp_path):
     topic = f"crash-{os.getpid()}"
     (tmp_path / "statehouse.yaml").write_text(CONFIG.format(bootstrap=broker.bootstrap, topic=topic))
     config = load(tmp_path / "statehouse.yaml", {})
@@ -212,7 +213,7 @@ def test_killed_ten_times_while_events_flow(broker, spark, tmp_path):
         source.join(60)
         log.close()
     print(f"commits before each kill: {reached}")
-    assert len(reached) == len(MORE) == 10 and len(set(reached)) > len(MORE) / 2
+    assert len(reached) == len(MORE) and len(set(reached)) > len(MORE) / 2
     versions = []
     for _ in range(2):  # the second time without any checkpoint, and with nothing to do
         statehouse(tmp_path, "run", "--once")

@@ -70,7 +70,9 @@ def test_nothing_is_left_of_a_key(spark, lake):
         replica.refresh()
         values = {row["key"]: row["value"] for row in client.get("/stores/total/keys?limit=50").json["rows"]}
         assert values == right(known + events, "total")
-        assert client.get("/stores/total").json["freshness"] == "changelog", "its feed has what was deleted, and goes on"
+        assert client.get("/stores/total").json["freshness"] == "changelog", (
+            "its feed has what was deleted, and goes on"
+        )
         assert erase(spark, config, config.stores["total"], [WHO]).events == 0, "once more does no harm"
         assert len(rows(spark, f"{config.root}/quarantine/s")) == 0
     finally:
