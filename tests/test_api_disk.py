@@ -37,9 +37,9 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     versions: list[int] = []
     load = disk.load
 
-    def noted(db, config, store, version, *more):  # type: ignore[no-untyped-def]
+    def noted(db, config, store, version, *more, **named):  # type: ignore[no-untyped-def]
         versions.append(version)
-        return load(db, config, store, version, *more)
+        return load(db, config, store, version, *more, **named)
 
     monkeypatch.setattr(disk, "load", noted)
     return versions

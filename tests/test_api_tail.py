@@ -118,9 +118,9 @@ def test_a_new_process_goes_on_from_what_was_kept_as_long_as_it_can(spark, fille
     config, events = filled
     config, read, load = kept(config, "disk"), [], disk.load
 
-    def noted(db, config, store, version):
+    def noted(db, config, store, version, **named):
         read.append(store.name)
-        return load(db, config, store, version)
+        return load(db, config, store, version, **named)
 
     monkeypatch.setattr(disk, "load", noted)
     Replica(config).refresh()
