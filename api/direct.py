@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 
 from api import duck
 from api.columns import Columns
-from api.duck import quoted
+from api.duck import ROWS, quoted
 from api.exact import dumps
 from api.overlay import Key, keys_of
 from api.pool import Pool
@@ -91,7 +91,7 @@ class Direct(Snapshot):
         text = f"WHERE {' AND '.join(conditions)}" if conditions else ""
         order = f"ORDER BY {', '.join(map(quoted, self.rule.keys))}" + (f" LIMIT {int(limit)}" if limit else "")
         with self.pool.table(self.path, self.version) as (db, name):
-            found = db.execute(f"SELECT {casts(self.types)} FROM {name} {text} {order}", bound).to_arrow_table()
+            found = db.execute(f"SELECT {casts(self.types)} FROM {name} {text} {order}", bound).to_arrow_table(ROWS)
         return {name: found[name].combine_chunks() for name in self.types}
 
 
@@ -104,7 +104,7 @@ def of_table(pool: Pool, config: Config, store: Store, version: int) -> Direct:
         raise StatehouseError(f"{path} has no definition: it was not made by statehouse")
     with pool.table(path, version) as (db, name):
         types = duck.types(db, name)
-        none = db.execute(f"SELECT {casts(types)} FROM {name} LIMIT 0").to_arrow_table()
+        none = db.execute(f"SELECT {casts(types)} FROM {name} LIMIT 0").to_arrow_table(ROWS)
     return Direct(
         rule,
         version,

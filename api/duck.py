@@ -11,6 +11,9 @@ import duckdb
 from statehouse.errors import StatehouseError
 from statehouse.places import S3, duckdb_secret, remote, scheme
 
+# Of one batch as Arrow: DuckDB makes room for so many rows of every column, a million if it is not told. That is never used, but
+# each time it is asked for and given back it tears the heap, which had grown to gigabytes, and the process with it.
+ROWS = 2048
 WRONG = ("1.5.1", "1.5.2")  # they give wrong rows where a filter is on a partition column
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import duckdb
 import pyarrow as pa
 
-from api.duck import quoted
+from api.duck import ROWS, quoted
 from statehouse.fold import Rule
 from statehouse.fold import quoted as spark_quoted
 from statehouse.transpile import duckdb_type, to_duckdb
@@ -68,7 +68,7 @@ class Fold:
         """What is to be remembered of the keys that :meth:`apply` has made absent; the ``position`` orders it."""
         remembered = to_duckdb(f"SELECT {self.rule.remembered()} FROM {self._rows} WHERE NOT _present")
         extra = f"{int(position)} AS position, now() AS log_time"
-        return self.db.execute(f"SELECT *, {extra} FROM ({remembered})").to_arrow_table()
+        return self.db.execute(f"SELECT *, {extra} FROM ({remembered})").to_arrow_table(ROWS)
 
     def remember(self, absent: pa.Table) -> None:
         """Put that, or what the table of tombstones has, among the tombstones."""

@@ -21,7 +21,7 @@ from sqlglot import exp
 
 from api import duck
 from api.delta import parts, pin, unpin
-from api.duck import literal, quoted
+from api.duck import ROWS, literal, quoted
 from api.feed import batches
 from api.fold import GUARD, Fold
 from api.overlay import Key, keys_of
@@ -119,7 +119,7 @@ class Lake:
             return db.execute(
                 f"SELECT _order, CAST(_event_time AS TIMESTAMP) AS event_time, _op AS op, _agent AS agent, _value AS value "
                 f"FROM {EVENTS} WHERE {bound} ORDER BY _order DESC LIMIT {int(limit)}"
-            ).to_arrow_table()
+            ).to_arrow_table(ROWS)
 
         found, position = self._read(snapshot, rule, key, read)
         rows = found.to_pylist(maps_as_pydicts="strict")
@@ -134,7 +134,7 @@ class Lake:
             db.execute(f"DELETE FROM {EVENTS} WHERE _event_time > {literal(moment.isoformat())}::TIMESTAMPTZ")
             made = Fold(db, rule, "at").alone(EVENTS)
             rows = f"SELECT {casts(snapshot.types)} FROM {quoted(made)} WHERE _present ORDER BY ALL"
-            return db.execute(rows).to_arrow_table()
+            return db.execute(rows).to_arrow_table(ROWS)
 
         found, position = self._read(snapshot, rule, key, read)
         return of_table(found, rule, snapshot.types).get(key), position
@@ -168,7 +168,7 @@ class Lake:
                 f"""SELECT topic, partition, "offset", CAST(timestamp AS TIMESTAMP) AS timestamp, key, payload, payload_bytes,
                     reason, CAST(log_time AS TIMESTAMP) AS log_time
                 FROM {refused} WHERE {bound} ORDER BY partition DESC, "offset" DESC LIMIT {int(limit)}"""
-            ).to_arrow_table()
+            ).to_arrow_table(ROWS)
             unpin(db, "_quarantine")
             return found
 
@@ -200,7 +200,7 @@ class Lake:
         def read(db: duckdb.DuckDBPyConnection) -> pa.Table:
             known = pin(db, path, delta.version(), "_tasks")
             query = f"SELECT {', '.join(shown)} FROM {known} WHERE {where} ORDER BY due, id LIMIT {int(limit)}"
-            found = db.execute(query, values).to_arrow_table()
+            found = db.execute(query, values).to_arrow_table(ROWS)
             unpin(db, "_tasks")
             return found
 
@@ -235,7 +235,7 @@ class Lake:
                     db.unregister("_events")
             except (DeltaError, pa.ArrowException) as error:  # the latter for a file of it
                 raise _gone(f"the changelog no longer has what came after version {start}") from error
-            found = db.execute("SELECT DISTINCT * FROM _touched ORDER BY ALL").to_arrow_table()
+            found = db.execute("SELECT DISTINCT * FROM _touched ORDER BY ALL").to_arrow_table(ROWS)
             db.execute("DROP TABLE _touched")
             return found
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import duckdb
 import pyarrow as pa
 
-from api.duck import quoted
+from api.duck import ROWS, quoted
 from statehouse.transpile import duckdb_type
 
 
@@ -59,4 +59,4 @@ class Prepared:
 
     def rows(self) -> pa.Table:
         """What it gives now."""
-        return self._db.execute(f"EXECUTE {quoted(self._name)}").to_arrow_reader().read_all()
+        return self._db.execute(f"EXECUTE {quoted(self._name)}").to_arrow_reader(ROWS).read_all()

@@ -87,10 +87,7 @@ class Snapshot:
         if self.rule is None:
             return None
         key = self.key(parts)
-        if key in self.stale:
-            with self.lock:
-                others = list(itertools.islice(self.stale, BESIDE))
-            self._settle([key], others)
+        self._settle([key])
         return self.windowed(self.windows(key)) if self.rule.store.windows else self.now(key)
 
     def windowed(self, rows: Sequence[Row]) -> Row | None:
@@ -106,7 +103,7 @@ class Snapshot:
         if self.rule is None:
             return [None] * len(keys)
         wanted = [self.key(parts) for parts in keys]
-        self._settle([key for key in wanted if key in self.stale])
+        self._settle(wanted)
         if self.rule.store.windows:
             return [dumps(found) if (found := self.windowed(self.windows(key))) else None for key in wanted]
         return self.lines(wanted)
@@ -179,10 +176,14 @@ class Snapshot:
             for first in range(0, len(found), AT_ONCE):
                 self._settle(found[first : first + AT_ONCE])
 
-    def _settle(self, keys: Sequence[Key], others: Sequence[Key] = ()) -> None:
+    def _settle(self, keys: Sequence[Key]) -> None:
+        """Have what is pending of some keys folded, where there is any, and of some others with them."""
         fold = self.fold  # once: it is taken away with the last of what is to be folded
-        if keys and fold:
-            fold(keys, others)
+        stale = [key for key in keys if key in self.stale]
+        if stale and fold:
+            with self.lock:
+                others = list(itertools.islice(self.stale, BESIDE))
+            fold(stale, others)
 
     @property
     def place(self) -> str:

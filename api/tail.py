@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from api.ahead import Ahead, changed
 from api.columns import Columns
 from api.delta import pin, unpin
-from api.duck import quoted
+from api.duck import ROWS, quoted
 from api.fold import GUARD, Fold
 from api.lake import CHANGELOG, attach, filled
 from api.overlay import Key, Spot, keys_of
@@ -194,7 +194,7 @@ class Tail:
         db.register(TOUCHED, pa.table({name: list(values) for name, values in columns.items()}))
 
     def _asked(self, query: str) -> pa.Table:
-        return self.db.execute(query).to_arrow_table()
+        return self.db.execute(query).to_arrow_table(ROWS)
 
     def _split(self, found: pa.Table) -> tuple[list[Key], list[bool], Columns]:
         """The keys (and windows), which of them are present, and the rows of those."""
@@ -217,7 +217,7 @@ class Tail:
 
         try:
             made = fold.apply(pa.table(rows), PENDING, everything, TOUCHED)
-            return db.execute(changed(self.rule, self.types, quoted(made))).to_arrow_table()
+            return db.execute(changed(self.rule, self.types, quoted(made))).to_arrow_table(ROWS)
         finally:
             db.unregister(TOUCHED)
             db.unregister(PENDING)
