@@ -105,7 +105,7 @@ def _events(replica: Replica, store: str, place: Place | None, seconds: float) -
     if wanted is not None:
         return Changes(replica, lake, store, place, Shards(fleet.count, wanted)).events(seconds)
 
-    def begin(shards: Sequence[int], text: str | None) -> Iterator[bytes]:
+    def begin(shards: Sequence[int]) -> Iterator[bytes]:
         return Changes(replica, lake, store, place, Shards(fleet.count, frozenset(shards))).events(seconds)
 
     said = None if place is None else "-".join(str(part) for part in place if part is not None)

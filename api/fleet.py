@@ -159,7 +159,10 @@ class Fleet:
 
     def _run(self) -> None:
         while not self._stop.wait(ASK_SECONDS):
-            self._look()
+            try:
+                self._look()
+            except Exception as error:  # the next time may do
+                self._say(f"the fleet: {type(error).__name__}: {error}")
 
     def _look(self) -> None:
         try:
@@ -194,6 +197,8 @@ class Fleet:
                 raise ValueError(
                     f"found {said.get('shards')} shards, expected {self.count}: its configuration is another"
                 )
+            if said["address"] != peer.address:  # who should have a shard is found by it: all have to call it the same
+                raise ValueError(f"found one that calls itself {said['address']}, expected that as its `api: address`")
             holds = next(i["holds"] for i in said["instances"] if i["address"] == said["address"])
             knows = frozenset(i["address"] for i in said["instances"] if i["up"]) if said["settled"] else None
         except (urllib3.exceptions.HTTPError, OSError, ValueError, LookupError, TypeError, StopIteration) as error:

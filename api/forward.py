@@ -154,7 +154,7 @@ def assigned(fleet: Fleet, shards: Collection[int]) -> dict[str, list[int]]:
 class Scan:
     """A scan of the request at hand over the whole fleet: what is here, and the other instances' parts, in the order of the key.
 
-    They are asked at once: ``position`` and ``offsets`` are those of the least of them. Raises a problem where nobody has a shard.
+    They are asked at once: ``position`` and ``place`` are those of the least of them. Raises a problem where nobody has a shard.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Scan:
     ) -> None:
         self._snapshot, self._limit = snapshot, limit
         self.place, self.position = snapshot.place, snapshot.position  # before the rows: they may be newer, never older
-        self.offsets = dict(snapshot.ahead) if snapshot.overlay.under else {}
+        self._others_offsets: dict[str, int] = {}
         self._sources = [pages(snapshot, bounds, after, limit, where, at_once)]
         fleet, wanted = the_fleet(), only(snapshot)
         if fleet is None or snapshot.shards is None:
@@ -182,6 +182,14 @@ class Scan:
         self._query = {n: v for n, v in request.args.items() if n not in ("limit", "cursor")}
         for address, shards in assigned(fleet, set(range(fleet.count)) - snapshot.shards.numbers).items():
             self._sources.append(self._theirs(address, shards, after))
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        """Up to where some of what was read is ahead of the position; of what is here that is known when it has been read."""
+        snapshot = self._snapshot
+        found = dict(snapshot.ahead) if snapshot.overlay.under else {}
+        _least(found, self._others_offsets)
+        return found
 
     def pages(self) -> Iterator[Columns]:
         """All of it, page by page."""
@@ -250,7 +258,7 @@ class Scan:
         position = said["position"]
         if position is not None and (self.position is None or position < self.position):
             self.place, self.position = place, position
-        _least(self.offsets, said["offsets"])
+        _least(self._others_offsets, said["offsets"])
 
     def _merged(self, sources: Sequence[Iterator[Columns]]) -> Iterator[Columns]:
         """The rows of several scans in the order of the key."""

@@ -23,7 +23,7 @@ from api.problems import Problem
 
 HEARTBEAT = 5.0  # seconds; every instance's stream has one
 AGAIN = 0.5  # seconds after which it is looked again who has some shards
-Begin = Callable[[Sequence[int], str | None], Iterable[bytes]]
+Begin = Callable[[Sequence[int]], Iterable[bytes]]
 
 
 @dataclass(eq=False)
@@ -52,7 +52,7 @@ class Gathered:
         self._said: queue.Queue[tuple[Part, bytes | None]] = queue.Queue(1000)
         self._closed = threading.Event()
         others = set(range(self.fleet.count)) - set(self.held)
-        self._parts = [Part(self.held, self.begin(self.held, self.place))] if self.held else []
+        self._parts = [Part(self.held, self.begin(self.held))] if self.held else []
         self._parts += [
             self._theirs(address, shards, self.place) for address, shards in assigned(self.fleet, others).items()
         ]

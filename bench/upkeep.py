@@ -61,9 +61,9 @@ class Reader(threading.Thread):
         self.answers, self.failed = 0, list[str]()
 
     def run(self) -> None:
-        while not self.stopping.wait(0.2):
+        while not self.stopping.wait(2.0):
             try:
-                with duck.connect() as db:
+                with duck.connect(threads=1) as db:
                     db.sql(self.query.format(f"delta_scan('{self.path}')")).fetchall()
                 self.answers += 1
             except duckdb.Error as error:
