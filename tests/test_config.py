@@ -87,7 +87,7 @@ def test_the_environment_overrides_scalars(tmp_path):
             "root: ./lake",
             "api: {max_bodies: 1}",
             1,
-            "found 'max_bodies', expected one of cache, cors, freshness, max_body",
+            "found 'max_bodies', expected one of address, cache, copies, cors, discover, freshness, max_body",
         ),
         ("root: ./lake", "api:\n  rate_limit: -1", 2, "found -1"),
         ("root: ./lake", "api:\n  cors: [app.example.org/]", 2, "such as 'https://app.example.org'"),

@@ -74,7 +74,7 @@ function owners.follow(addresses)
 end
 
 function owners.balance()
-    local tried = ngx.ctx.tried or 0
+    local tried, first = ngx.ctx.tried or 0, 0
     ngx.ctx.tried = tried + 1
     local key, able = owners.key(ngx.var.request_uri), {}
     if key and known.shards and known.shards > 0 then
@@ -84,12 +84,15 @@ function owners.balance()
         for _, instance in ipairs(known.instances) do
             if instance.up then able[#able + 1] = instance.address end
         end
-        tried = tried + turn
-        turn = turn + 1
+        if tried == 0 then
+            turn = turn + 1
+            ngx.ctx.first = turn
+        end
+        first = ngx.ctx.first or 0
     end
     if #able == 0 then return ngx.exit(502) end
-    if tried == 0 then balancer.set_more_tries(#able - 1) end
-    local host, port = able[tried % #able + 1]:match("^https?://(.*):(%d+)$")
+    if tried == 0 and #able > 1 then balancer.set_more_tries(#able - 1) end
+    local host, port = able[(first + tried) % #able + 1]:match("^https?://(.*):(%d+)$")
     assert(balancer.set_current_peer(host, tonumber(port)))
 end
 
