@@ -61,9 +61,7 @@ class Fleet:
     held: Callable[[], frozenset[int]]
     hold: Callable[[Shards], None]
     http: urllib3.PoolManager = field(
-        default_factory=lambda: urllib3.PoolManager(
-            64, maxsize=CONNECTIONS, retries=ONCE_MORE, timeout=Timeout(connect=1.0)
-        )
+        default_factory=lambda: urllib3.PoolManager(64, maxsize=CONNECTIONS, retries=ONCE_MORE)
     )
 
     def __post_init__(self) -> None:
@@ -177,8 +175,7 @@ class Fleet:
             thread.start()
         for thread in asking:
             thread.join()
-        if self.count:
-            self._share()
+        self._share()
 
     def _addresses(self) -> set[str]:
         found = set(self.limits.peers)

@@ -75,9 +75,8 @@ def one(snapshot: Snapshot, parts: Sequence[str], below: str = "") -> Response |
     # A dot by itself would be taken for a folder.
     key = "/".join(quote(part, safe="").replace(".", "%2E") for part in parts)
     path = f"/stores/{quote(snapshot.rule.store.name)}/keys/{key}{below}"
-    query = request.query_string.decode("latin-1")
     for address in fleet.found([shard])[shard]:
-        found = _asked(fleet, address, "GET", f"{path}?{query}" if query else path, [shard])
+        found = _asked(fleet, address, "GET", path, [shard])
         if found is not None:
             headers = {name: found.headers[name] for name in BACK if name in found.headers}
             return Response(found.data, found.status, headers)
@@ -110,24 +109,22 @@ class Found:
 
 def many(snapshot: Snapshot, wanted: Sequence[Sequence[str]]) -> Found:
     """The states of keys, wherever they are; a problem where no instance has one's shard."""
-    fleet, position = the_fleet(), snapshot.position
+    fleet = the_fleet()
     if fleet is None or snapshot.rule is None or only(snapshot) is not None:
-        return Found(snapshot.lookup(wanted), position, snapshot.ahead if snapshot.overlay.under else {})
+        return _here(snapshot, wanted)
     of = [number(snapshot.key(parts), fleet.count) for parts in wanted]
     path = f"/stores/{quote(snapshot.rule.store.name)}/lookup"
-    query = request.query_string.decode("latin-1")
     made = Found([None] * len(wanted), None)
     left = list(range(len(wanted)))
     here = snapshot.shards.numbers if snapshot.shards else frozenset(of)
     if mine := [i for i in left if of[i] in here]:
-        ahead = snapshot.ahead if snapshot.overlay.under else {}
-        made.add(mine, Found(snapshot.lookup([wanted[i] for i in mine]), position, ahead))
+        made.add(mine, _here(snapshot, [wanted[i] for i in mine]))
     left = [i for i in left if of[i] not in here]
     while left:
         for address, shards in assigned(fleet, {of[i] for i in left}).items():
             asked = [i for i in left if of[i] in shards]
             body = json.dumps({"keys": [wanted[i] for i in asked]}).encode()
-            found = _asked(fleet, address, "POST", f"{path}?{query}" if query else path, shards, body=body)
+            found = _asked(fleet, address, "POST", path, shards, body)
             if found is None:
                 continue
             if found.status != 200:
@@ -137,6 +134,17 @@ def many(snapshot: Snapshot, wanted: Sequence[Sequence[str]]) -> Found:
             made.add(asked, Found(rows, reached["position"], reached["offsets"]))
             left = [i for i in left if of[i] not in shards]
     return made
+
+
+def _here(snapshot: Snapshot, wanted: Sequence[Sequence[str]]) -> Found:
+    """The states of keys by what is here."""
+    position = snapshot.position  # before the rows: they may be newer than it says, never older
+    return Found(snapshot.lookup(wanted), position, _ahead(snapshot))
+
+
+def _ahead(snapshot: Snapshot) -> dict[str, int]:
+    """Up to where some of what was read of what is here is ahead of its position; known when it has been read."""
+    return dict(snapshot.ahead) if snapshot.overlay.under else {}
 
 
 def assigned(fleet: Fleet, shards: Collection[int]) -> dict[str, list[int]]:
@@ -178,16 +186,15 @@ class Scan:
             return
         # By now, not by what the caller is: the answer may be long under way.
         self._fleet = fleet
-        self._headers = {name: request.headers[name] for name in WITH[:1] if name in request.headers}
+        self._headers = token()
         self._query = {n: v for n, v in request.args.items() if n not in ("limit", "cursor")}
         for address, shards in assigned(fleet, set(range(fleet.count)) - snapshot.shards.numbers).items():
             self._sources.append(self._theirs(address, shards, after))
 
     @property
     def offsets(self) -> dict[str, int]:
-        """Up to where some of what was read is ahead of the position; of what is here that is known when it has been read."""
-        snapshot = self._snapshot
-        found = dict(snapshot.ahead) if snapshot.overlay.under else {}
+        """Up to where some of what was read is ahead of the position."""
+        found = _ahead(self._snapshot)
         _least(found, self._others_offsets)
         return found
 
@@ -246,11 +253,7 @@ class Scan:
             query["cursor"] = keys.cursor(after)
         path = f"/stores/{quote(rule.store.name)}/keys?{urlencode(query)}"
         headers = {**self._headers, "Accept": ARROW}
-        found = sent(self._fleet, address, "GET", path, shards, headers, None, streamed=True)
-        if found is not None and found.status != 200:
-            with found:
-                raise passed(found)
-        return found
+        return streamed(self._fleet, address, path, shards, headers)
 
     def _reached(self, response: urllib3.HTTPResponse) -> None:
         """Where another instance is: all of it is no further than the least."""
@@ -310,14 +313,40 @@ def passed(response: urllib3.HTTPResponse) -> Problem:
 def _asked(
     fleet: Fleet, address: str, method: str, path: str, shards: Collection[int], body: bytes | None = None
 ) -> urllib3.HTTPResponse | None:
-    """Another instance's whole answer; None where it has none, and another one may be asked."""
-    headers = {name: request.headers[name] for name in WITH if name in request.headers}
+    """Another instance's whole answer to what the request at hand asks, with its query; None as of :func:`_sent`."""
+    query = request.query_string.decode("latin-1")
+    headers = _of_request(*WITH)
     if body is not None:
         headers["Content-Type"] = "application/json"
-    return sent(fleet, address, method, path, shards, headers, body)
+    return _sent(fleet, address, method, f"{path}?{query}" if query else path, shards, headers, body)
 
 
-def sent(
+def streamed(
+    fleet: Fleet,
+    address: str,
+    path: str,
+    shards: Collection[int],
+    headers: Mapping[str, str],
+    silence: float | None = None,
+) -> urllib3.HTTPResponse | None:
+    """Another instance's answer as it comes, None as of :func:`_sent`, which has ``silence``; its problem as our own."""
+    found = _sent(fleet, address, "GET", path, shards, headers, None, whole=False, silence=silence)
+    if found is not None and found.status != 200:
+        with found:
+            raise passed(found)
+    return found
+
+
+def token() -> dict[str, str]:
+    """The header with the caller's token, for what is asked when the request is no longer at hand."""
+    return _of_request(*WITH[:1])
+
+
+def _of_request(*names: str) -> dict[str, str]:
+    return {name: request.headers[name] for name in names if name in request.headers}
+
+
+def _sent(
     fleet: Fleet,
     address: str,
     method: str,
@@ -325,7 +354,7 @@ def sent(
     shards: Collection[int],
     headers: Mapping[str, str],
     body: bytes | None,
-    streamed: bool = False,
+    whole: bool = True,
     silence: float | None = None,
 ) -> urllib3.HTTPResponse | None:
     """Another instance's answer; None where it does not answer (or in the midst of it is silent for so many seconds), or does not
@@ -339,7 +368,7 @@ def sent(
             headers={**headers, SHARDS: numbers},
             body=body,
             timeout=timeout,
-            preload_content=not streamed,
+            preload_content=whole,
             redirect=False,
         )
     except FAILURES:

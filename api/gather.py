@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from urllib.parse import quote
 
 import urllib3
-from flask import request
 
 from api.fleet import Fleet
-from api.forward import FAILURES, WITH, assigned, passed, sent
+from api.forward import FAILURES, assigned, streamed, token
 from api.problems import Problem
 
 HEARTBEAT = 5.0  # seconds; every instance's stream has one
@@ -48,7 +47,7 @@ class Gathered:
     headers: Mapping[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.headers = {name: request.headers[name] for name in WITH[:1] if name in request.headers}
+        self.headers = token()
         self._said: queue.Queue[tuple[Part, bytes | None]] = queue.Queue(1000)
         self._closed = threading.Event()
         others = set(range(self.fleet.count)) - set(self.held)
@@ -129,12 +128,9 @@ class Gathered:
     def _theirs(self, address: str, shards: Sequence[int], place: str | None) -> Part:
         headers = {**self.headers, **({"Last-Event-ID": place} if place else {})}
         path = f"/stores/{quote(self.store)}/changes"
-        found = sent(self.fleet, address, "GET", path, shards, headers, None, streamed=True, silence=3 * HEARTBEAT)
+        found = streamed(self.fleet, address, path, shards, headers, silence=3 * HEARTBEAT)
         if found is None:
             raise Problem(503, "not-ready", f"{address} does not answer any more")
-        if found.status != 200:
-            with found:
-                raise passed(found)
         return Part(shards, _pieces(found))
 
     def _read(self, part: Part) -> None:

@@ -40,9 +40,8 @@ class Recent:
         with self._lock:
             if snapshot.epoch != self.epoch or start > self.end:  # another state; or changes that nobody has told of
                 self.whole &= snapshot.generation == 0 and self.epoch in ("", snapshot.epoch)
-                self._batches.clear()
-                self._waiting.clear()
-                self._count, self._start, self.end, self.epoch = 0, start, start, snapshot.epoch
+                self._begin(start)
+                self.epoch = snapshot.epoch
             if end <= self.end:
                 self._waiting.update(keys if start == end else ())
                 return
@@ -58,9 +57,12 @@ class Recent:
     def forget(self, snapshot: Snapshot) -> None:
         """What changed until now is not known any more."""
         with self._lock:
-            self._batches.clear()
-            self._waiting.clear()
-            self._count, self._start, self.end = 0, snapshot.position or 0, snapshot.position or 0
+            self._begin(snapshot.position or 0)
+
+    def _begin(self, position: int) -> None:
+        self._batches.clear()
+        self._waiting.clear()
+        self._count, self._start, self.end = 0, position, position
 
     def count(self, position: int) -> int | None:
         """How many keys changed after a position, each as often as it did; None: it is too long ago."""

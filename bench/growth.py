@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from api import duck
 from bench.reads import LUA, OURS, ready, wrk
-from bench.soak import memory
+from bench.soak import children, memory
 from bench.throughput import send
 from demo.broker import Broker
 from jobs.ingest import Ingest
@@ -96,16 +96,11 @@ def reads(folder: Path, count: int) -> None:
         url = process.stdout.readline().split()[-1]
         took = ready(url, f"key-{count - 1}", began)
         said = wrk(url, folder / "keys.lua")
-        (worker,) = [int(p) for p in children(process.pid) if memory(int(p)) > 50]
+        (worker,) = [p for p in children(process.pid) if memory(p) > 50]
         print(f"  ready after {took:.1f} s, {memory(worker):,.0f} MiB, point reads {said}", flush=True)
     finally:
         process.terminate()
         process.wait()
-
-
-def children(pid: int) -> list[str]:
-    """The processes that a process has started."""
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
 def partitions(spark, folder: Path) -> None:

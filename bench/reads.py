@@ -24,7 +24,7 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_d
 
 from api import duck
 from bench import peer
-from bench.soak import memory
+from bench.soak import children, memory
 from demo.broker import Broker
 from statehouse.config import load
 from statehouse.fold import Rule
@@ -136,8 +136,7 @@ def main(keys: int = 1_000_000) -> None:
                 print(f"{replica}, {workers} workers: ready after {took:.1f} s (load {os.getloadavg()[0]:.1f})")
                 print(f"  nothing      {wrk(f'{url}/healthz')}")
                 print(f"  point reads  {wrk(url, folder / 'keys.lua')}")
-                pids = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-                sizes = [memory(int(pid)) for pid in pids]
+                sizes = [memory(pid) for pid in children(process.pid)]
                 print(f"  resident     {', '.join(f'{size:.0f} MiB' for size in sizes)}", flush=True)
             finally:
                 process.terminate()

@@ -217,6 +217,11 @@ def memory(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 2**20
 
 
+def children(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 class Stage:
     """Kafka, the jobs and one worker of the API, each a process; every store has every key, and ``source`` sends events."""
 
@@ -232,8 +237,9 @@ class Stage:
             assert self.server.stdout
             self.port = int(self.server.stdout.readline().decode().rsplit(":", 1)[1])
             loaded(self.port, self.jobs, folder)
-            children = Path(f"/proc/{self.server.pid}/task/{self.server.pid}/children").read_text().split()
-            self.worker = next(int(p) for p in children if b"spawn_main" in Path(f"/proc/{p}/cmdline").read_bytes())
+            self.worker = next(
+                p for p in children(self.server.pid) if b"spawn_main" in Path(f"/proc/{p}/cmdline").read_bytes()
+            )
             self.source.start()
         except BaseException:
             self.close()

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
-from jobs.maintain import SETTINGS
+from jobs.maintain import keeping
 from jobs.recover import anew, will_swap
 from jobs.rules import rule_of
-from jobs.session import fresh
 from statehouse.config import Config, Store
 from statehouse.errors import DefinitionChanged, StatehouseError
 from statehouse.fold import Rule, literal
@@ -44,9 +43,7 @@ def erase(spark: SparkSession, config: Config, store: Store, keys: Sequence[str]
     Raises StatehouseError for a text that is no key of the store, DefinitionChanged where a store of the stream has another rule
     than its state. The caller holds every lock of the lake: nothing else writes to it.
     """
-    spark = fresh(spark)
-    for name, value in SETTINGS.items():
-        spark.conf.set(name, value)
+    spark = keeping(spark)
     rule, stream = rule_of(spark, config, store), store.stream
     stores = config.stores_of(stream)
     for other in stores:
@@ -58,8 +55,7 @@ def erase(spark: SparkSession, config: Config, store: Store, keys: Sequence[str]
     events, refused = _deleted(spark, changelog, condition), _deleted(spark, quarantine, f"key IN ({texts})")
     for other in stores:
         anew(spark, config, other)
-    if opened(tasks_table(config)):
-        _deleted(spark, tasks_table(config), f"store = {literal(store.name)} AND key IN ({texts})")
+    _deleted(spark, tasks_table(config), f"store = {literal(store.name)} AND key IN ({texts})")
     paths = [changelog, quarantine, tasks_table(config)]
     paths += [table(config, kind, other.name) for other in stores for kind in ("state", "tombstones")]
     versions = {}
@@ -83,9 +79,9 @@ def _is(spark: SparkSession, rule: Rule, text: str) -> str:
 
 def _deleted(spark: SparkSession, path: str, condition: str) -> int:
     """Delete rows of a table that is only appended to, otherwise; how many."""
-    if opened(path) is None:
+    if (found := opened(path)) is None:
         return 0
-    only = opened(path).metadata().configuration.get(APPEND_ONLY)  # type: ignore[union-attr]
+    only = found.metadata().configuration.get(APPEND_ONLY)
     if only:
         spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('{APPEND_ONLY}' = 'false')")
     done = spark.sql(f"DELETE FROM delta.`{path}` WHERE {condition}").collect()[0]["num_affected_rows"]

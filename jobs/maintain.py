@@ -36,13 +36,19 @@ SETTINGS = {
 }
 
 
+def keeping(spark: SparkSession) -> SparkSession:
+    """A session of its own, with the settings of OPTIMIZE and VACUUM."""
+    made = fresh(spark)
+    for name, value in SETTINGS.items():
+        made.conf.set(name, value)
+    return made
+
+
 class Maintain:
     """The upkeep of a lake. A table that fails is said, and does not keep the others; ``failed`` counts them."""
 
     def __init__(self, spark: SparkSession, config: Config) -> None:
-        self.spark, self.config, self.failed = fresh(spark), config, 0
-        for name, value in SETTINGS.items():
-            self.spark.conf.set(name, value)
+        self.spark, self.config, self.failed = keeping(spark), config, 0
 
     def logs(self, stopping: Event) -> None:
         """Keep what is only appended to."""

@@ -73,11 +73,7 @@ def recover(spark: SparkSession, config: Config, store: Store, swap: bool = Fals
     found = _difference(draft, live, kept, at)
     if changed and not swap:
         return found
-    if draft.round() is None and opened(draft.state) is None:
-        return found  # there is no changelog yet
-    _swap(draft, live, kept)
-    settle(spark, config, store.name)
-    return Difference(**{**vars(found), "swapped": True})
+    return Difference(**{**vars(found), "swapped": _replaced(draft, live, kept)})
 
 
 def anew(spark: SparkSession, config: Config, store: Store) -> None:
@@ -87,9 +83,16 @@ def anew(spark: SparkSession, config: Config, store: Store) -> None:
     settle(spark, config, store.name)
     remove(spark, folder)
     draft = Merge(spark, config, store, folder)
-    if draft.round() is not None or opened(draft.state) is not None:
-        _swap(draft, live, stored_rule(opened(live.state), store.name))
-        settle(spark, config, store.name)
+    _replaced(draft, live, stored_rule(opened(live.state), store.name))
+
+
+def _replaced(draft: Merge, live: Merge, kept: Rule | None) -> bool:
+    """Steps 3 to 5, of a draft that is brought to the head; False where there is no changelog yet."""
+    if draft.round() is None and opened(draft.state) is None:
+        return False
+    _swap(draft, live, kept)
+    settle(live.spark, live.config, live.store.name)
+    return True
 
 
 def will_swap(spark: SparkSession, config: Config, store: Store) -> bool:

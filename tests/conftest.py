@@ -12,6 +12,7 @@ import pytest
 
 from statehouse.config import Config, load
 from tests.lakes import base, filled
+from tests.records import free_port
 from tests.services import tried
 
 __all__ = ["base", "filled", "tried"]  # fixtures
@@ -72,8 +73,4 @@ def lake(tmp_path):
 @pytest.fixture
 def unused_tcp_port():
     """A loopback port that was free a moment ago."""
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return free_port()

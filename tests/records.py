@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import socket
 import time
+from pathlib import Path
 
 SCHEMA = (
     "topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, key BINARY, value BINARY,"
@@ -50,6 +52,18 @@ def control(op, store=None):
 def rows(spark, path):
     """A table's rows as dicts."""
     return [r.asDict(recursive=True) for r in spark.read.format("delta").load(str(path)).collect()]
+
+
+def free_port():
+    """A loopback port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def children(pid):
+    """The processes that a process has started, by any of its threads."""
+    return [int(n) for found in Path(f"/proc/{pid}/task").glob("*/children") for n in found.read_text().split()]
 
 
 def wait(condition, seconds=60, step=0.05, what="the condition"):

@@ -7,7 +7,6 @@ import http.client
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 import threading
@@ -31,6 +30,7 @@ from api.keys import kafka_key
 from api.shards import Shards, murmur2, murmur2s, number, numbers, text
 from api.typed import canonical
 from statehouse.config import Config, load
+from tests.records import children, free_port
 from tests.test_api_changes import Follower
 from tests.test_api_lake import MOMENT, YAML, Sales, State, eventually
 from tests.test_api_reads import STRANGE
@@ -114,7 +114,7 @@ class Instances:
 
     def __init__(self, folder: Path, count: int, **more: object) -> None:
         self.folder, self.running = folder, {}
-        self.ports = [_free() for _ in range(count)]
+        self.ports = [free_port() for _ in range(count)]
         peers = [f"http://127.0.0.1:{port}" for port in self.ports]
         text = yaml.safe_load(YAML.format(bootstrap="127.0.0.1:1"))
         text["api"] = {"shards": SHARDS, "copies": 2, "peers": peers, "cors": [], **more}
@@ -129,13 +129,12 @@ class Instances:
             self.running[port] = subprocess.Popen(command, cwd=self.folder, env=environment, stdout=log, stderr=log)
             log.close()
         for port in ports:
-            eventually(lambda p=port: _answers(p), 60)
+            eventually(lambda p=port: answers(p, "/readyz"), 60)
 
     def kill(self, port: int) -> None:
         """As kill -9 does, its worker with it."""
         process = self.running.pop(port)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        for pid in (process.pid, *map(int, children)):
+        for pid in (process.pid, *children(process.pid)):
             os.kill(pid, 9)
         process.wait()
 
@@ -160,15 +159,10 @@ class Instances:
         return eventually(same, seconds)
 
 
-def _free() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def _answers(port: int) -> bool:
+def answers(port: int, path: str = "/healthz") -> bool:
+    """Whether a path is there, and well."""
     try:
-        return get(port, "/readyz")[0] == 200
+        return raw(port, path)[0] == 200
     except OSError:
         return False
 

@@ -101,6 +101,13 @@ def queryable(base, sent):
         }
 
 
+def beside(text, bootstrap):
+    """A configuration with the streams and stores of the bookings besides its own."""
+    own = CONFIG.format(bootstrap=bootstrap, topic=f"bookings-beside-{os.getpid()}")
+    streams, stores = own.partition("streams:\n")[2].split("stores:\n")
+    return text.replace("streams:\n", f"streams:\n{streams}").replace("stores:\n", f"stores:\n{stores}")
+
+
 def sent_to(bootstrap, topic):
     """Send the bookings to a topic; their lines."""
     with gzip.open(FILE, "rb") as lines:

@@ -23,24 +23,18 @@ from statehouse import kafka
 from statehouse.config import load
 from statehouse.tables import covered, opened
 from tests import test_bookings, test_million
-from tests.records import wait
-from tests.test_api_fleet import _free
+from tests.records import children, free_port, wait
 
 TOP = Path(__file__).parents[1]
 HOME = Path(pyspark.__file__).parent
 STORES = ("last", "votes", "total", "hours")
 
 
-def children(pid):
-    """The processes that a process has started."""
-    return [int(n) for found in Path(f"/proc/{pid}/task").glob("*/children") for n in found.read_text().split()]
-
-
 class Cluster:
     """A master and two workers of one core each, on loopback."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.port, self.web = folder, _free(), _free()
+        self.folder, self.port, self.web = folder, free_port(), free_port()
         self.running: dict[str, subprocess.Popen] = {}
         ports = ("--port", str(self.port), "--webui-port", str(self.web))
         self._start("master", "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", *ports)
@@ -50,7 +44,7 @@ class Cluster:
 
     def work(self, name: str) -> None:
         """Start a worker."""
-        words = ("--host", "127.0.0.1", "--cores", "1", "--memory", "1200m", "--webui-port", str(_free()))
+        words = ("--host", "127.0.0.1", "--cores", "1", "--memory", "1200m", "--webui-port", str(free_port()))
         place = ("--work-dir", str(self.folder / name))
         self._start(name, "org.apache.spark.deploy.worker.Worker", *words, *place, f"spark://127.0.0.1:{self.port}")
 
@@ -118,26 +112,21 @@ def test_on_two_workers_one_of_which_is_killed_it_is_the_oracles(broker, spark, 
     seed = random.randrange(10**9)
     print(f"seed {seed}")
     dice, events = random.Random(seed), list(test_million.drawn(seed))
-    lake = test_million.lake_of(tmp_path / "lake", broker.bootstrap, f"cluster-{os.getpid()}")
-    text = (tmp_path / "lake/statehouse.yaml").read_text()
-    bookings = test_bookings.CONFIG.format(bootstrap=broker.bootstrap, topic=f"bookings-{os.getpid()}")
-    streams, stores = bookings.partition("streams:\n")[2].split("stores:\n")
-    text = text.replace("streams:\n", f"streams:\n{streams}").replace("stores:\n", f"stores:\n{stores}")
-    (tmp_path / "lake/statehouse.yaml").write_text(text)
-    config = load(tmp_path / "lake/statehouse.yaml", {})
-    topic = config.streams["bookings"].topic
-    kafka.create_topic(config.kafka, topic)
-    booked = test_bookings.sent_to(broker.bootstrap, topic)
+    (folder := tmp_path / "lake").mkdir()
+    text = test_million.CONFIG.format(bootstrap=broker.bootstrap, topic=f"cluster-{os.getpid()}")
+    (folder / "statehouse.yaml").write_text(test_bookings.beside(text, broker.bootstrap))
+    config = load(folder / "statehouse.yaml", {})
+    for stream in config.streams.values():
+        kafka.create_topic(config.kafka, stream.topic)
+    booked = test_bookings.sent_to(broker.bootstrap, config.streams["bookings"].topic)
     shuffled = dice.sample(events, len(events))
     producer = test_million.producer_of(broker.bootstrap)
 
     def send(some):
-        for event in some:
-            test_million.send(producer, lake.streams["s"].topic, event, dice.randrange(2))
-        assert producer.flush(120) == 0
+        test_million.send_all(producer, config.streams["s"].topic, some, dice)
 
     def merged():
-        log = (tmp_path / "lake/submit.log").read_text()[-3000:]
+        log = (folder / "submit.log").read_text()[-3000:]
         assert process.poll() is None, log
         found = covered(opened(f"{config.root}/changelog/s")) if opened(f"{config.root}/changelog/s") else None
         return found and sum(found["offsets"].values())
@@ -145,7 +134,7 @@ def test_on_two_workers_one_of_which_is_killed_it_is_the_oracles(broker, spark, 
     send(shuffled[: len(events) // 2])
     cluster = Cluster(tmp_path)
     try:
-        with submitted(cluster, tmp_path / "lake", "run") as process:
+        with submitted(cluster, folder, "run") as process:
             wait(merged, 300, 0.1, "a batch in the changelog")
             send(shuffled[len(events) // 2 :])
             cluster.kill("worker1")
@@ -154,8 +143,8 @@ def test_on_two_workers_one_of_which_is_killed_it_is_the_oracles(broker, spark, 
             python = next(p for p in children(process.pid) if b"submit.py" in Path(f"/proc/{p}/cmdline").read_bytes())
             os.kill(python, signal.SIGTERM)  # Spark's own process, around it, would only be killed by it
             assert process.wait(120) == 0
-        with submitted(cluster, tmp_path / "lake", "run", "--once") as process:
-            assert process.wait(300) == 0, (tmp_path / "lake/submit.log").read_text()[-3000:]
+        with submitted(cluster, folder, "run", "--once") as process:
+            assert process.wait(300) == 0, (folder / "submit.log").read_text()[-3000:]
     finally:
         cluster.close()
     for store in STORES:

@@ -74,6 +74,13 @@ def send(producer, topic, event, partition):
             producer.poll(0.1)
 
 
+def send_all(producer, topic, events, dice):
+    """Send events to either of two partitions, and wait for every acknowledgement."""
+    for event in events:
+        send(producer, topic, event, dice.randrange(2))
+    assert producer.flush(120) == 0
+
+
 def producer_of(bootstrap):
     from confluent_kafka import Producer
 
@@ -99,9 +106,7 @@ def shuffled_and_killed(folder, config, events, dice):
     with open(folder / "run.log", "ab") as log:
         for number in range(BATCHES):
             process = process or subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
-            for event in shuffled[cuts[number] : cuts[number + 1]]:
-                send(producer, config.streams["s"].topic, event, dice.randrange(2))
-            assert producer.flush(120) == 0
+            send_all(producer, config.streams["s"].topic, shuffled[cuts[number] : cuts[number + 1]], dice)
             if number in fatal:
                 time.sleep(dice.uniform(0.1, 12))  # anywhere from its start to well into the merges
                 process.send_signal(signal.SIGKILL)
@@ -167,9 +172,7 @@ def test_random_order_batches_and_kills_give_the_same_rows_as_one_run_in_order(b
     dice, events = random.Random(seed), list(drawn(seed))
     one = lake_of(tmp_path / "one", broker.bootstrap, f"ordered-{os.getpid()}")
     producer = producer_of(broker.bootstrap)
-    for event in events:
-        send(producer, one.streams["s"].topic, event, dice.randrange(2))
-    assert producer.flush(120) == 0
+    send_all(producer, one.streams["s"].topic, events, dice)
     statehouse(tmp_path / "one", "run", "--once")
     other = lake_of(tmp_path / "other", broker.bootstrap, f"shuffled-{os.getpid()}")
     shuffled_and_killed(tmp_path / "other", other, events, dice)

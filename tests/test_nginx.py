@@ -15,7 +15,8 @@ from urllib.parse import quote
 import pytest
 
 from statehouse.config import Config
-from tests.test_api_fleet import SHARDS, Instances, _free, config, filled, fleet, get, raw
+from tests.records import free_port
+from tests.test_api_fleet import SHARDS, Instances, answers, config, filled, fleet, get, raw
 from tests.test_api_lake import eventually
 
 __all__ = ["config"]  # a fixture
@@ -30,7 +31,7 @@ def nginx(name: str, folder: Path, instances: Instances) -> Iterator[int]:
     if NGINX is None:
         assert os.environ.get("CI") != "true", "CI needs nginx"
         pytest.skip("needs nginx")
-    port, text = _free(), (CONFIGURATIONS / name).read_text()
+    port, text = free_port(), (CONFIGURATIONS / name).read_text()
     for number, of in enumerate(instances.ports, 8081):
         text = text.replace(f"127.0.0.1:{number}", f"127.0.0.1:{of}")
     text = text.replace("127.0.0.1:8080", f"127.0.0.1:{port}").replace("/etc/nginx/?.lua", f"{CONFIGURATIONS}/?.lua")
@@ -42,19 +43,12 @@ def nginx(name: str, folder: Path, instances: Instances) -> Iterator[int]:
     command = [NGINX, "-c", str(folder / "nginx.conf"), "-g", "daemon off;"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
-            eventually(lambda: process.poll() is not None or _serves(port), 20)
+            eventually(lambda: process.poll() is not None or answers(port), 20)
             assert process.poll() is None, process.stdout.read() if process.stdout else ""
             yield port
         finally:
             process.terminate()
             process.wait(20)
-
-
-def _serves(port: int) -> bool:
-    try:
-        return raw(port, "/healthz")[0] == 200
-    except OSError:
-        return False
 
 
 def forwarded(instances: Instances) -> int:

@@ -23,8 +23,8 @@ from statehouse import kafka
 from statehouse.config import load
 from statehouse.tables import covered
 from tests import test_bookings, test_million
-from tests.records import wait
-from tests.test_api_fleet import _free, get
+from tests.records import free_port, wait
+from tests.test_api_fleet import answers, get
 
 GATEWAY = os.environ.get("STATEHOUSE_S3_GATEWAY")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not GATEWAY, reason="`make s3` runs it")]
@@ -34,7 +34,7 @@ class Gateway:
     """The server, with a bucket."""
 
     def __init__(self, folder: Path) -> None:
-        self.port, self.folder = _free(), folder
+        self.port, self.folder = free_port(), folder
         (folder / "s3/lakes").mkdir(parents=True)
         (folder / "meta").mkdir()
         self.environment = {
@@ -83,9 +83,7 @@ def test_the_bookings_and_random_events_with_the_server_restarted(broker, tmp_pa
     for name, value in gateway.environment.items():
         monkeypatch.setenv(name, value)
     text = test_million.CONFIG.format(bootstrap=broker.bootstrap, topic=f"s3-{os.getpid()}")
-    bookings = test_bookings.CONFIG.format(bootstrap=broker.bootstrap, topic=f"s3-bookings-{os.getpid()}")
-    streams, stores = bookings.partition("streams:\n")[2].split("stores:\n")
-    text = text.replace("streams:\n", f"streams:\n{streams}").replace("stores:\n", f"stores:\n{stores}")
+    text = test_bookings.beside(text, broker.bootstrap)
     (tmp_path / "statehouse.yaml").write_text(text.replace("root: ./lake", "root: s3a://lakes/lake"))
     config = load(tmp_path / "statehouse.yaml", {})
     for stream in config.streams.values():
@@ -94,9 +92,7 @@ def test_the_bookings_and_random_events_with_the_server_restarted(broker, tmp_pa
     producer = test_million.producer_of(broker.bootstrap)
 
     def send(some):
-        for event in some:
-            test_million.send(producer, config.streams["s"].topic, event, dice.randrange(2))
-        assert producer.flush(120) == 0
+        test_million.send_all(producer, config.streams["s"].topic, some, dice)
 
     def ingested():
         assert jobs.poll() is None, (tmp_path / "run.log").read_text()[-3000:]
@@ -112,7 +108,7 @@ def test_the_bookings_and_random_events_with_the_server_restarted(broker, tmp_pa
         serve = None
         try:
             wait(ingested, 600, 0.5, "a batch in the changelog")
-            port = _free()
+            port = free_port()
             serve = subprocess.Popen([*command, "serve", "--port", str(port)], cwd=tmp_path, stdout=log, stderr=log)
             wait(lambda: serve.poll() is None and answers(port), 60, 0.2, "the API")
             gateway.stop()
@@ -142,13 +138,6 @@ def test_the_bookings_and_random_events_with_the_server_restarted(broker, tmp_pa
                     process.terminate()
                     process.wait(60)
             gateway.stop()
-
-
-def answers(port):
-    try:
-        return get(port, "/healthz")[0] == 200
-    except OSError:
-        return False
 
 
 def served(port, store):
