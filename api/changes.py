@@ -30,7 +30,7 @@ from api.replica import Replica
 from api.schemas import Schema
 from api.shards import Shards
 from api.snapshot import Snapshot
-from api.stores import the_lake, the_replica, the_store
+from api.stores import the_lake, the_replica, the_snapshot
 from statehouse.tables import opened, table
 
 STREAMS = 64  # of a process: each holds a thread
@@ -75,10 +75,9 @@ def follow(store: str) -> Response:
     The header ``Last-Event-ID`` goes on after an event's id, ``position`` after a scan's position; without them it begins
     now. The first event says where (``position``); ``reset`` says that all may have changed: read the store again.
     """
-    replica = the_replica()
-    the_store(replica.config, store)
+    replica, (_, snapshot) = the_replica(), the_snapshot(store)
     place, seconds = _place(request.args.get("position")), _seconds(request.args.get("timeout"))
-    if replica.snapshot(store).rule is None:
+    if snapshot.rule is None:
         raise Problem(409, "not-followed", f"nothing of {store} has been merged yet: there is nothing to follow")
     if not replica.follows(store):
         detail = (

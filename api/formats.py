@@ -1,9 +1,15 @@
-"""A scan's rows as a stream of NDJSON, CSV or Arrow, a page at a time: memory does not grow with the store."""
+"""A scan's rows as a stream of NDJSON, CSV or Arrow, a page at a time: memory does not grow with the store.
+
+One that cannot be finished must not look like one that is. The server ends a body whose making failed as any other, so what ends
+it is nothing that a reader of its format can take for a row, or for the end.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
+import itertools
+import logging
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -12,6 +18,13 @@ from flask import Request, Response
 from api.columns import TEXTS, Columns, lines, texts
 
 JSON, NDJSON, CSV, ARROW = "application/json", "application/x-ndjson", "text/csv", "application/vnd.apache.arrow.stream"
+CUT = "cut off by an error, there is more"
+CUTS = {
+    NDJSON: f"{CUT}\n".encode(),
+    CSV: f'{CUT}"\n"'.encode(),  # the last quote is never closed
+    ARROW: b"\xff\xff\xff\xff\x08\0\0\0",  # a message of eight bytes, without them
+}
+log = logging.getLogger("statehouse.api")
 
 
 def wanted(request: Request) -> str | None:
@@ -23,9 +36,19 @@ def wanted(request: Request) -> str | None:
 
 
 def streamed(pages: Iterator[Columns], kind: str, schema: pa.Schema) -> Response:
-    """Rows as they come; ``schema`` is of the store's columns."""
+    """Rows as they come; ``schema`` is of the store's columns. The first page is made at once: what is wrong with that is raised."""
     make = {NDJSON: _ndjson, CSV: _csv, ARROW: _arrow}[kind]
-    return Response(make(pages, schema), content_type=f"{kind}; charset=utf-8" if kind == CSV else kind)
+    first = list(itertools.islice(pages, 1))
+    made = _ended(make(itertools.chain(first, pages), schema), CUTS[kind])
+    return Response(made, content_type=f"{kind}; charset=utf-8" if kind == CSV else kind)
+
+
+def _ended(made: Iterator[bytes], cut: bytes) -> Iterator[bytes]:
+    try:
+        yield from made
+    except Exception:
+        log.exception("a scan was cut off")
+        yield cut
 
 
 def _ndjson(pages: Iterator[Columns], _schema: pa.Schema) -> Iterator[bytes]:

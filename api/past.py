@@ -13,7 +13,7 @@ from api.declared import JSON, Answer, Parameter, declared
 from api.exact import answer
 from api.problems import Problem
 from api.snapshot import Snapshot
-from api.stores import get_key, limit_of, the_lake, the_replica, the_snapshot
+from api.stores import UNREAD, get_key, limit_of, the_lake, the_replica, the_snapshot
 from statehouse.config import Store
 
 DEFAULT_LIMIT = 100
@@ -21,7 +21,7 @@ LIMIT = answers.limit(DEFAULT_LIMIT)
 BEFORE = Parameter("cursor", "where the page before ended: its `cursor`", schemas.matching("[0-9]{1,38}"))
 PLACE = r"\.-?[0-9]{1,18}\.-?[0-9]{1,18}"  # a partition and an offset, see keys.cursor
 BEFORE_REFUSED = Parameter("cursor", BEFORE.about, schemas.matching(PLACE))
-SLOW = "the lake was not read within `max_time`, or too many wait for it"
+SLOW = "the state cannot be read just now; the lake was not read within `max_time`, or too many wait for it"
 
 past = Blueprint("past", __name__)
 
@@ -68,7 +68,7 @@ def history(store: str, key: str) -> Response:
 @below_a_key("reports")
 @declared(
     answers={200: Answer("the value and the reports", {JSON: answers.reports})},
-    problems={404: "the key is not there"},
+    problems={404: "the key is not there", 503: UNREAD},
     only=lambda store: store.reducer.per_agent,
 )
 def reports(store: str, key: str) -> Response:

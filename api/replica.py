@@ -139,6 +139,11 @@ class Replica:
         """The store's current state."""
         return self._stores[store].snapshot
 
+    def unread(self, store: str) -> str | None:
+        """Why nothing of a store has been read, where there may be something; else None."""
+        followed = self._stores[store]
+        return followed.error if followed.snapshot.rule is None else None
+
     def covers(self, store: str, partition: int, offset: int, ahead: bool = True) -> bool:
         """Whether the store's answers (by the changelog, or ``ahead`` of it, too) reflect the event at an offset of its topic."""
         followed = self._stores[store]

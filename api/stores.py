@@ -27,6 +27,7 @@ from api.schemas import Schema
 from api.snapshot import Row, Snapshot
 from api.typed import canonical, whole
 from statehouse.config import Config, Store
+from statehouse.fold import Rule
 from statehouse.tables import opened, table
 
 DEFAULT_LIMIT = 1000
@@ -99,6 +100,7 @@ FRESH = Parameter(
 )
 LIMIT = answers.limit(DEFAULT_LIMIT)
 CURSOR = Parameter("cursor", "where the page before ended: its `cursor`", answers.scan_cursor)
+UNREAD = "the state cannot be read just now, or no instance has a part of it"
 TAG = Parameter("If-None-Match", "the ETag of an answer: 304 if it still holds", schemas.TEXT)
 
 
@@ -113,10 +115,21 @@ def the_store(config: Config, name: str) -> Store:
 
 
 def the_snapshot(name: str) -> tuple[Store, Snapshot]:
-    """What is known of a store: by the rule that its state is folded by, where there is one, and its state; or a problem."""
+    """What is known of a store: by the rule that its state is folded by, where there is one, and its state; or a problem, also where
+    there is a state that could not be read so far."""
     replica = the_replica()
-    defined, snapshot = the_store(replica.config, name), replica.snapshot(name)
+    defined, trouble = the_store(replica.config, name), replica.unread(name)
+    snapshot = replica.snapshot(name)  # after the trouble, or it might have been read in between
+    if snapshot.rule is None and trouble:
+        raise Problem(503, "not-ready", trouble)
     return (snapshot.rule.store if snapshot.rule else defined), snapshot
+
+
+def the_rule(name: str) -> tuple[Store, Rule | None]:
+    """The same without the state, for who writes: that goes on whether it can be read or not."""
+    replica = the_replica()
+    defined, rule = the_store(replica.config, name), replica.snapshot(name).rule
+    return (rule.store if rule else defined), rule
 
 
 def the_replica() -> Replica:
@@ -159,7 +172,8 @@ def show_store(store: str) -> Response:
     },
     problems={
         404: "the key is not there, or the version is not",
-        503: "too many wait with `after`; or a question of the past took longer than `max_time`, or too many wait for it",
+        503: "the state cannot be read just now; too many wait with `after`; or a question of the past took longer than `max_time`, "
+        "or too many wait for it",
         504: "the write of `after` is not there in time",
     },
 )
@@ -319,6 +333,7 @@ def _moment(name: str, text: str) -> dt.datetime:
     FRESH,
     body=Body("the keys: each as a text or a number, or a list of its parts", JSON, _wanted_keys),
     answers={200: Answer("the states that there are, and the keys that are not", {JSON: answers.found})},
+    problems={503: UNREAD},
 )
 def lookup(store: str) -> Response:
     """Many keys in one request: the states of those that are there, and the keys that are not."""
@@ -359,6 +374,7 @@ def _text(part: Any) -> str:
             {JSON: answers.page, NDJSON: {}, CSV: {}, ARROW: {}},
         )
     },
+    problems={503: UNREAD},
 )
 def scan(store: str) -> Response:
     """The store's states in the order of their keys: a page as JSON with the cursor of the next one, or, where NDJSON, CSV
@@ -374,7 +390,7 @@ def scan(store: str) -> Response:
     kind = formats.wanted(request)
     most = replica.config.api.max_rows
     limit = limit_of(asked, sys.maxsize, MOST_STREAMED) if kind else limit_of(asked, min(DEFAULT_LIMIT, most), most)
-    snapshot = _freshness(asked)(replica.snapshot(store))
+    snapshot = _freshness(asked)(the_snapshot(store)[1])
     if snapshot.rule is None:
         return (
             formats.streamed(iter(()), kind, pa.schema([]))

@@ -19,7 +19,7 @@ from api.past import SLOW, limit_asked
 from api.problems import Problem, refused
 from api.producer import Record, Token
 from api.schemas import Schema
-from api.stores import the_lake, the_snapshot
+from api.stores import the_lake, the_rule
 from api.typed import conforming
 from api.writes import IDEMPOTENCY, UNSENT, key_of, set_of, writes, written
 from statehouse import kafka
@@ -228,8 +228,8 @@ def _key(given: Any, at: str) -> tuple[Store, Rule | None, list[str]]:
     if given["store"] not in known:
         found = exact.dumps(given["store"])[:100]
         raise refused("bad-body", found, f"one of {', '.join(known) or 'none'}", at=f"{at}.store")
-    store, snapshot = the_snapshot(given["store"])
-    return store, snapshot.rule, bulk.parts(given["key"], store, snapshot.rule)
+    store, rule = the_rule(given["store"])
+    return store, rule, bulk.parts(given["key"], store, rule)
 
 
 def _conforming(value: Any, kind: str, at: str) -> Any:

@@ -21,9 +21,8 @@ from api.idempotency import HEADER
 from api.problems import Problem, refused
 from api.producer import Record, Token
 from api.schemas import Schema
-from api.stores import the_snapshot
+from api.stores import the_rule
 from statehouse.config import Store
-from statehouse.fold import Rule
 
 writes = Blueprint("writes", __name__)
 LARGEST_KEY = 255  # characters of an Idempotency-Key
@@ -84,7 +83,7 @@ SENT = Answer("Kafka has acknowledged it", {JSON: answers.written})
 )
 def put_key(store: str, key: str) -> Response:
     """Set a key: 202 and the event's token once Kafka has acknowledged it."""
-    defined, rule = _named(store)
+    defined, rule = the_rule(store)
     if defined.windows:
         detail = f"found a PUT, expected GET or DELETE: {store} has windows, and a set names none"
         raise Problem(405, "windowed-store", detail, allowed=["GET", "HEAD", "DELETE"])
@@ -96,7 +95,7 @@ def put_key(store: str, key: str) -> Response:
 @declared(headers=[IDEMPOTENCY], answers={202: SENT}, problems=UNSENT)
 def delete_key(store: str, key: str) -> Response:
     """Purge a key: 202 and the event's token once Kafka has acknowledged it."""
-    defined, rule = _named(store)
+    defined, rule = the_rule(store)
     return _one(defined, events.purge(keys.of_request(request.environ, defined, rule), defined))
 
 
@@ -109,7 +108,7 @@ def delete_key(store: str, key: str) -> Response:
 )
 def post_keys(store: str) -> Response:
     """Set and purge many keys: 202, how many, and the last token of each partition, once Kafka has them all."""
-    defined, rule = _named(store)
+    defined, rule = the_rule(store)
     if request.content_length is None:
         # Of lines that come in chunks the last ones may be missing: a lost connection looks like their end.
         raise Problem(411, "length-required", "found no Content-Length, expected it: lines are not taken in chunks")
@@ -124,11 +123,6 @@ def post_keys(store: str) -> Response:
     document = _sent(defined, records, said)
     audit.note(tokens=document["tokens"])
     return answer(document, 202)
-
-
-def _named(name: str) -> tuple[Store, Rule | None]:
-    known, snapshot = the_snapshot(name)
-    return known, snapshot.rule
 
 
 def _one(store: Store, record: Record) -> Response:

@@ -176,6 +176,36 @@ def test_a_lake_that_cannot_be_read(replica: Replica, config: Config) -> None:
     assert (replica.status("last")["error"], replica.snapshot("last").position) == (None, 5)
 
 
+def test_a_state_that_could_not_be_read_so_far(config: Config) -> None:
+    """It is not the same as one that is empty."""
+    state = State(config, "last")
+    state.write(3, {"key": "a", "value": 1.0})
+    files = {file: file.read_bytes() for file in Path(state.path).glob("*.parquet")}
+    for file in files:
+        file.write_bytes(b"rubbish")
+    app = create_app(config)
+    client = app.test_client()
+    try:
+        keys = "/stores/last/keys"
+        for answer in (
+            client.get(f"{keys}/a"),
+            client.get(keys),
+            client.get(keys, headers={"Accept": "application/x-ndjson"}),
+            client.post("/stores/last/lookup", json={"keys": ["a"]}),
+            client.get("/stores/last/changes"),
+            client.get(f"{keys}/a/history"),
+        ):
+            found = answer.get_json(force=True)
+            assert (answer.status_code, found["type"]) == (503, "urn:statehouse:not-ready"), found
+            assert found["detail"].startswith("state/last: ") and answer.headers["Retry-After"]
+        assert client.get("/stores/tagged/keys").get_json()["rows"] == [], "it is empty"
+        for file, body in files.items():
+            file.write_bytes(body)
+        eventually(lambda: client.get(f"{keys}/a").status_code == 200)
+    finally:
+        app.extensions["statehouse"].stop()
+
+
 def test_a_table_that_was_made_anew(replica: Replica, config: Config) -> None:
     """Fewer versions, or as many: it is another table all the same."""
     for number, value in enumerate((1.0, 2.0, 3.0)):

@@ -356,6 +356,8 @@ def test_a_worker_is_killed_under_load(stage: Stage) -> None:
         done.set()
         for thread in threads:
             thread.join(60)
+    if wrong:
+        print("the server's log:", (stage.folder / "log").read_text()[-5000:])
     print("answers by worker", dict(asked), "broken", broken, f"after {time.monotonic() - gone:.1f} s")
     assert not wrong, wrong[:2]
     # One that nobody had answered yet may have waited at that worker's door.

@@ -5,14 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Iterator
 from decimal import Decimal
 
 import pyarrow as pa
+import pyarrow.csv
 import pytest
 from flask.testing import FlaskClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from api.formats import streamed
 from tests.test_api_reads import STRANGE, app, client, config, problem  # noqa: F401 (fixtures)
 
 PAIRS = sorted([("a/b", 1), ("a", 1), ("a", 2), ("a", 10), ("", 0), ("b", -1)])
@@ -92,6 +95,35 @@ def test_a_store_that_was_never_merged_has_no_rows_in_any_format(client: FlaskCl
     assert client.get("/stores/alarm/keys", headers={"Accept": NDJSON}).data == b""
     empty = client.get("/stores/alarm/keys", headers={"Accept": ARROW}).data
     assert pa.ipc.open_stream(empty).read_all().num_rows == 0
+
+
+def rows_of(body: bytes, kind: str) -> int:
+    """How many rows a common reader finds; it raises where it does not understand them."""
+    if kind == NDJSON:
+        return len([json.loads(line) for line in body.splitlines()])
+    if kind == ARROW:
+        return pa.ipc.open_stream(body).read_all().num_rows
+    return pa.csv.read_csv(io.BytesIO(body)).num_rows
+
+
+@pytest.mark.parametrize("kind", [NDJSON, CSV, ARROW])
+def test_a_stream_that_cannot_be_finished_does_not_look_like_one_that_is(kind: str) -> None:
+    page = {"key": pa.array(["a", "b"]), "value": pa.array([1, 2])}
+    schema = pa.schema({"key": pa.string(), "value": pa.int64()})
+
+    def pages(whole: int, fails: bool) -> Iterator[dict[str, pa.Array]]:
+        for _ in range(whole):
+            yield page
+        if fails:
+            raise RuntimeError("the lake is gone")
+
+    assert rows_of(streamed(pages(2, fails=False), kind, schema).data, kind) == 4
+    with pytest.raises(RuntimeError):  # a problem, as nothing has been sent
+        streamed(pages(0, fails=True), kind, schema)
+    for whole in (1, 2):
+        body = streamed(pages(whole, fails=True), kind, schema).data
+        with pytest.raises((ValueError, pa.ArrowInvalid)):
+            rows_of(body, kind)
 
 
 def test_a_lookup(client: FlaskClient) -> None:  # noqa: F811
