@@ -114,6 +114,12 @@ class Stage:
         children = Path(f"/proc/{self.server.pid}/task/{self.server.pid}/children").read_text().split()
         return [int(p) for p in children if b"spawn_main" in Path(f"/proc/{p}/cmdline").read_bytes()]
 
+    def client_of(self, worker: int) -> Client:
+        """A connection that a worker has taken."""
+        while (made := Client(self.port)).whose() != worker:
+            pass
+        return made
+
     def close(self) -> None:
         self.stopped()
         self.server.terminate()
@@ -346,6 +352,7 @@ def test_a_worker_is_killed_under_load(stage: Stage) -> None:
     try:
         wait(lambda: wrong or min(asked[w] for w in before) > 20, what="answers of both workers")
         assert not broken
+        held = stage.client_of(victim)
         os.kill(victim, signal.SIGKILL)
         wait(lambda: not Path(f"/proc/{victim}").exists(), step=0.01, what="its end")
         gone = time.monotonic()
@@ -362,4 +369,6 @@ def test_a_worker_is_killed_under_load(stage: Stage) -> None:
     assert not wrong, wrong[:2]
     # One that nobody had answered yet may have waited at that worker's door.
     others = [found for found in broken if found[0] != victim and (found[0] is not None or found[1] > gone)]
-    assert broken and not others
+    assert not others
+    with pytest.raises((OSError, http.client.HTTPException)):
+        held.whose()
