@@ -2,22 +2,26 @@
 
 Not by DuckDB's delta extension where that can be helped: in 1.5.5 each scan leaks the list of the table's files (15 to 30 KiB of a
 table of one file; see bench/README.md), which not even the end of the connection frees. So deltalake says which files a version has, and DuckDB reads
-them as Parquet. The extension reads what that cannot: tables with deletion vectors, mapped columns or partitions.
+them as Parquet. The extension reads what that cannot: tables with deletion vectors, mapped columns or partitions. In which bucket a
+state's row is concerns its writer only: that column is left out.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import unquote
 
 import duckdb
+import pyarrow as pa
 from deltalake import DeltaTable
 
 from api.duck import literal, quoted
+from statehouse.tables import BUCKET
 
 PLAIN = {"timestampNtz"}  # what a reader may have to know besides, without a difference to the files
+Which = Callable[[pa.Table], pa.Array]
 KINDS = {
     "string": "VARCHAR",
     "long": "BIGINT",
@@ -37,24 +41,34 @@ def pin(db: duckdb.DuckDBPyConnection, path: str, version: int, name: str) -> st
 
 
 def parts(
-    db: duckdb.DuckDBPyConnection, path: str, version: int, name: str, at_once: int | None = None
+    db: duckdb.DuckDBPyConnection,
+    path: str,
+    version: int,
+    name: str,
+    at_once: int | None = None,
+    which: Which | None = None,
 ) -> Iterator[str]:
     """The same, but the view is of so many of the version's files at once, one part after the other: what DuckDB needs for a
-    query, and keeps of its memory, grows with the files of it."""
+    query, and keeps of its memory, grows with the files of it. With ``which`` only some need be there: of the files with their statistics
+    it says so."""
     view = quoted(name)
     delta = DeltaTable(path, version=version)
     files = list(delta.get_add_actions().column("path").to_pylist())
     if not _plain(delta, path, files):
         how = f"TYPE delta, READ_ONLY, PIN_SNAPSHOT, VERSION {int(version)}"
         db.execute(f"ATTACH {literal(path)} AS {quoted(f'{name}@')} ({how})")
-        db.execute(f"CREATE OR REPLACE TEMP VIEW {view} AS SELECT * FROM {quoted(f'{name}@')}")
+        shown = "*" if BUCKET not in delta.metadata().partition_columns else f"* EXCLUDE ({BUCKET})"
+        db.execute(f"CREATE OR REPLACE TEMP VIEW {view} AS SELECT {shown} FROM {quoted(f'{name}@')}")
         yield view
         return
-    fields = json.loads(delta.schema().to_json())["fields"]
+    fields = [f for f in json.loads(delta.schema().to_json())["fields"] if f["name"] != BUCKET]
     columns = [(quoted(f["name"]), _kind(f["type"])) for f in fields]
     # Of no rows, but with every column: also of a file that is older than one of them.
     none = ", ".join(f"CAST(NULL AS {kind}) AS {column}" for column, kind in columns)
     made = ", ".join(f"CAST({column} AS {kind}) AS {column}" for column, kind in columns)
+    if which:
+        actions = pa.table(delta.get_add_actions(flatten=True))
+        files = actions["path"].filter(which(actions)).to_pylist()
     step = at_once or len(files) or 1
     for first in range(0, len(files) or 1, step):
         rows = f"SELECT * FROM (SELECT {none}) WHERE FALSE"
@@ -79,7 +93,7 @@ def _plain(delta: DeltaTable, path: str, files: list[str]) -> bool:
     known = protocol.min_reader_version == 1 or (protocol.min_reader_version == 3 and features <= PLAIN)
     elsewhere = any(":" in file or file.startswith("/") for file in files)
     pattern = any(character in path for character in "*?[")  # to DuckDB
-    return known and not delta.metadata().partition_columns and not elsewhere and not pattern
+    return known and set(delta.metadata().partition_columns) <= {BUCKET} and not elsewhere and not pattern
 
 
 def _kind(kind: Any) -> str:

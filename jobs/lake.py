@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from typing import Any
 
 from delta.tables import DeltaTable
@@ -9,12 +11,15 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from statehouse.config import Config, Stream
+from statehouse.config import Config, Stream, column_of
 from statehouse.errors import DefinitionChanged
 from statehouse.fold import Rule, quoted
 from statehouse.tables import (
+    BUCKET,
+    BUCKETS,
     DEFINITION,
     GENERATION,
+    buckets,
     changelog_columns,
     definition_of,
     generation,
@@ -35,17 +40,36 @@ QUARANTINE_COLUMNS = {
     "reason": "STRING",
     "log_time": "TIMESTAMP",
 }
+log = logging.getLogger("statehouse")
 FEED = "delta.enableChangeDataFeed"
 CHANGELOG_PROPERTIES = {
     FEED: "true",
     "delta.appendOnly": "true",
     "delta.checkpointInterval": "200",  # a checkpoint is a hiccup of two seconds
-    "delta.dataSkippingStatsColumns": "_event_time,_partition,_offset,_key",
 }
+SKIPPING = ("_event_time", "_partition", "_offset", "_key", "_op")
+CLUSTERING = 2  # columns: of more, each has less of it
+CLUSTERED = (
+    "STRING",
+    "TINYINT",
+    "SMALLINT",
+    "INT",
+    "BIGINT",
+    "DATE",
+    "TIMESTAMP",
+    "DECIMAL",
+)  # which Delta can cluster by
 
 
-def create(spark: SparkSession, path: str, columns: dict[str, str], properties: dict[str, str]) -> None:
-    """Create an empty table unless there is one."""
+def create(
+    spark: SparkSession,
+    path: str,
+    columns: dict[str, str],
+    properties: dict[str, str],
+    partition: str | None = None,
+    cluster: Sequence[str] = (),
+) -> None:
+    """Create an empty table, partitioned or clustered by columns where such are given, unless there is one."""
     if opened(path) is not None:
         return
     builder = DeltaTable.createIfNotExists(spark).location(path)
@@ -53,6 +77,10 @@ def create(spark: SparkSession, path: str, columns: dict[str, str], properties: 
         builder = builder.addColumn(name, kind)
     for name, value in properties.items():
         builder = builder.property(name, value)
+    if partition:
+        builder = builder.addColumn(partition, "INT").partitionedBy(partition)
+    if cluster:
+        builder = builder.clusterBy(*cluster)
     try:
         builder.execute()
     except AnalysisException as error:
@@ -70,11 +98,27 @@ def _half_made(spark: SparkSession, path: str) -> bool:
     return not any(name.endswith((".json", ".parquet")) for name in names)
 
 
+def clustering(config: Config, stream: Stream) -> list[str]:
+    """The columns that a changelog is compacted by: those that are the keys of its stores, or Kafka's key. By time it is in order as
+    it is: what is compacted together came together."""
+    columns = {name.lower(): (name, kind) for name, kind in changelog_columns(stream).items()}
+    found: dict[str, None] = {}
+    for store in config.stores_of(stream.name):
+        for key in store.keys:
+            name, kind = columns.get((column_of(key.expression) or "").lower(), ("", ""))
+            if kind.upper().startswith(CLUSTERED):
+                found[name] = None
+    return [*found][:CLUSTERING] or ["_key"]
+
+
 def create_stream(spark: SparkSession, config: Config, stream: Stream) -> None:
     """``changelog/<stream>`` and ``quarantine/<stream>``. A column that the schema has gained is added, null in the
     rows that are there; one that has another type now raises DefinitionChanged. One that was dropped stays, and is null."""
     path = table(config, "changelog", stream.name)
-    create(spark, path, changelog_columns(stream), CHANGELOG_PROPERTIES)
+    cluster = clustering(config, stream)
+    known = dict.fromkeys([*SKIPPING, *cluster])
+    properties = {**CHANGELOG_PROPERTIES, "delta.dataSkippingStatsColumns": ",".join(map(quoted, known))}
+    create(spark, path, changelog_columns(stream), properties, cluster=cluster)
     kept = {f.name.lower(): f.dataType.simpleString() for f in spark.read.format("delta").load(path).schema}
     for column in stream.known:
         kind = spark.createDataFrame([], f"x {column.type}").schema[0].dataType.simpleString()
@@ -102,9 +146,10 @@ def next_offsets(spark: SparkSession, path: str, which: str) -> dict[int, int]:
 
 
 def create_store(spark: SparkSession, rule: Rule, state: str, tombstones: str) -> None:
-    """The tables of a state and its tombstones. A state folded by another rule raises DefinitionChanged."""
-    name = rule.store.name
-    kept = stored_rule(opened(state), name)
+    """The tables of a state and its tombstones. A state folded by another rule raises DefinitionChanged; one that is partitioned
+    otherwise stays so."""
+    name, found = rule.store.name, opened(state)
+    kept = stored_rule(found, name)
     if kept is not None and (changes := differing(kept, rule)):
         raise DefinitionChanged(
             f"store {name}: its state was folded by another rule ({changes}). Undo the change, or migrate: "
@@ -112,8 +157,12 @@ def create_store(spark: SparkSession, rule: Rule, state: str, tombstones: str) -
             f"'statehouse recover {name} --swap' makes that the state"
         )
     create(spark, tombstones, rule.tombstone_columns, tombstone_properties(rule))
-    create(spark, state, rule.state_columns, state_properties(rule))
-    found = opened(state)
+    if found and buckets(found) != rule.store.buckets:
+        log.warning(
+            "store %s: its state has %s buckets, the configuration says %s: 'statehouse recover %s --swap' lays it out anew",
+            *(name, buckets(found) or "no", rule.store.buckets or "none", name),
+        )
+    create(spark, state, rule.state_columns, state_properties(rule), BUCKET if rule.store.buckets else None)
     if rule.store.publish and found and found.metadata().configuration.get(FEED) != "true":
         spark.sql(f"ALTER TABLE delta.`{state}` SET TBLPROPERTIES ('{FEED}' = 'true')")
 
@@ -134,6 +183,7 @@ def state_properties(rule: Rule) -> dict[str, str]:
         "delta.checkpointInterval": "50",
         "delta.dataSkippingStatsColumns": _keys(rule),
         **({FEED: "true"} if rule.store.publish else {}),
+        **({BUCKETS: str(rule.store.buckets)} if rule.store.buckets else {}),
     }
 
 
@@ -162,8 +212,10 @@ def files(spark: SparkSession, path: str) -> Any:
 
 
 def replace(rows: DataFrame, path: str, properties: dict[str, str]) -> None:
-    """Make these the table's rows, columns and properties, all in one commit."""
+    """Make these the table's rows, columns and properties, all in one commit; partitioned where the rows have a bucket."""
     writer = rows.writeTo(f"delta.`{path}`").using("delta")
+    if BUCKET in rows.columns:
+        writer = writer.partitionedBy(F.col(BUCKET))
     for name, value in properties.items():
         writer = writer.tableProperty(name, value)
     writer.createOrReplace()

@@ -35,7 +35,7 @@ from jobs.session import fresh
 from statehouse.config import Config, Store
 from statehouse.errors import FeedLost, StatehouseError
 from statehouse.fold import quoted
-from statehouse.tables import application, folded, generation, metadata, opened, position, table
+from statehouse.tables import BUCKET, application, buckets, folded, generation, metadata, opened, position, table
 
 COUNTS = "counts"
 
@@ -87,10 +87,10 @@ class Merge:
             return None
         began = time.monotonic()
         events, counted = self._read(start, head)
-        made = self._rows(events, bool(counted and counted["resets"]), start is None)
+        made, observed = self._rows(events, bool(counted and counted["resets"]), start is None)
         # A checkpoint and not a cache: the plan behind it is long, and would be planned again by each step that follows.
         rows = made.localCheckpoint()
-        counted = counted or self._observed(made) or self._counted(events)
+        counted = counted or self._observed(observed) or self._counted(events)
         kept = metadata(self.state, "unkeyed") or {}
         counts = {name: kept.get(name, 0) + counted[name] for name in ("unkeyed", "late")}
         if not counted["events"]:  # only the position moves
@@ -103,7 +103,7 @@ class Merge:
         if absent:
             self._remember(rows, head)
         if start is None:
-            self._append(rows.where("_present").select(*map(quoted, self.rule.state_columns)), head, counts)
+            self._append(self._laid_out(rows.where("_present")), head, counts)
         else:
             self._merge(rows, head, counts)
         return Round(self.store.name, start, head, counted["events"], keys, time.monotonic() - began)
@@ -145,19 +145,39 @@ class Merge:
             frame.createOrReplaceTempView(name)
         return self.spark.sql(query)
 
-    def _rows(self, events: DataFrame, resets: bool, first: bool) -> DataFrame:
-        """The new rows of the events' keys; of the ``first`` round, which has all of them, without a look back."""
+    def _rows(self, events: DataFrame, resets: bool, first: bool) -> tuple[DataFrame, DataFrame]:
+        """The new rows of the events' keys; of the ``first`` round, which has all of them, without a look back. And what is run
+        once of the events: these, or something before."""
         rule, load = self.rule, self.spark.read.format("delta").load
         placed = self._sql(rule.placed("events"), events=events)
-        folded_ = self._sql(rule.fold("placed", resets), placed=placed)
-        if rule.store.windows and resets:
-            folded_ = folded_.localCheckpoint()  # the purges in it are looked up more than once
-        views = {"folded": folded_, "state": load(self.state)}
+        folded_, observed = self._sql(rule.fold("placed", resets), placed=placed), None
+        state, partitioned = load(self.state), buckets(opened(self.state)) and not first
+        if partitioned or (rule.store.windows and resets):  # which buckets, and the purges in it, are looked up besides
+            folded_, observed = folded_.localCheckpoint(), folded_
+        if partitioned:
+            state = state.where(self._touched(folded_))
+        views = {"folded": folded_, "state": state}
         tombstones = None
         if not first and (kept := opened(self.tombstones)) and kept.version() > 0:  # there has been one
             tombstones, views["tombstones"] = "tombstones", load(self.tombstones)
         spread = rule.spread("folded", "state" if resets and not first else None, tombstones)
-        return self._sql(rule.combine(spread, "state", tombstones, again=first), **views)
+        made = self._sql(rule.combine(spread, "state", tombstones, again=first), **views)
+        return made, observed or made
+
+    def _bucket(self) -> str:
+        return f"{self.rule.bucket(buckets(opened(self.state)) or 1)} AS {BUCKET}"
+
+    def _touched(self, rows: DataFrame) -> str:
+        """SQL: whether a row of the state is in a bucket of some rows. Literals, so that no other one is read, or written."""
+        found = rows.selectExpr(self._bucket()).distinct().collect()
+        return f"{BUCKET} IN ({', '.join(str(row[BUCKET]) for row in found) or 'NULL'})"
+
+    def _laid_out(self, rows: DataFrame) -> DataFrame:
+        """Rows as the state has them; of one in buckets each bucket's together."""
+        columns = [*map(quoted, self.rule.state_columns)]
+        if not buckets(opened(self.state)):
+            return rows.select(*columns)
+        return rows.selectExpr(*columns, self._bucket()).repartition(BUCKET)
 
     def _again(self, rows: DataFrame, head: int) -> DataFrame:
         """The same rows; those of keys that a late reset tore, folded from the whole changelog."""
@@ -179,15 +199,21 @@ class Merge:
         frame.coalesce(1).write.format("delta").mode("append").save(self.tombstones)
 
     def _merge(self, rows: DataFrame, head: int, counts: dict[str, int]) -> None:
+        changed, condition = rows.where("_present OR _here"), self.rule.matching("s", "n")
         columns = {c: f"n.{quoted(c)}" for c in self.rule.state_columns}
+        inserted = columns
+        if buckets(opened(self.state)):
+            condition += f" AND s.{BUCKET} = n.{BUCKET} AND s.{self._touched(changed)}"
+            changed = changed.selectExpr("*", self._bucket())
+            inserted = {**columns, BUCKET: f"n.{BUCKET}"}
         with self.committing(head, counts):
             (
                 DeltaTable.forPath(self.spark, self.state)
                 .alias("s")
-                .merge(rows.where("_present OR _here").alias("n"), self.rule.matching("s", "n"))
+                .merge(changed.alias("n"), condition)
                 .whenMatchedDelete("NOT n._present")
                 .whenMatchedUpdate(set={quoted(c): e for c, e in columns.items()})
-                .whenNotMatchedInsert("n._present", values={quoted(c): e for c, e in columns.items()})
+                .whenNotMatchedInsert("n._present", values={quoted(c): e for c, e in inserted.items()})
                 .execute()
             )
 

@@ -29,6 +29,7 @@ from statehouse.errors import FeedLost
 from statehouse.fold import Rule, quoted
 from statehouse.tables import (
     GENERATION,
+    buckets,
     folded,
     generation,
     metadata,
@@ -102,8 +103,9 @@ def will_swap(spark: SparkSession, config: Config, store: Store) -> bool:
 
 
 def _usable(draft: Merge) -> bool:
-    kept = stored_rule(opened(draft.state), draft.store.name)
-    return kept is not None and not differing(kept, draft.rule)
+    found = opened(draft.state)
+    kept = stored_rule(found, draft.store.name)
+    return kept is not None and not differing(kept, draft.rule) and buckets(found) == draft.store.buckets
 
 
 def _catch_up(draft: Merge, upto: int | None) -> int | None:
@@ -173,7 +175,7 @@ def _swap(draft: Merge, live: Merge, kept: Rule | None) -> None:
     if old and kept and kept.keys == rule.keys:
         before = load(live.state).alias("l")
         at = f"CASE WHEN l.{quoted(next(iter(rule.keys)))} IS NOT NULL AND {_same(kept, rule)} THEN l.changed_at ELSE d.changed_at END"
-        made = (f"{at} AS changed_at" if c == "changed_at" else f"d.{quoted(c)}" for c in rule.state_columns)
+        made = (f"{at} AS changed_at" if c == "changed_at" else f"d.{quoted(c)}" for c in rows.columns)
         rows = rows.alias("d").join(before, F.expr(rule.matching("d", "l")), "left").selectExpr(*made)
     counts = metadata(draft.state, "unkeyed") or {"unkeyed": 0, "late": 0}
     properties = {**state_properties(rule), GENERATION: str(generation(old) + 1 if old else 1)}

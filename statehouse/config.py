@@ -111,6 +111,12 @@ def parse_expression(text: str) -> exp.Expr:
         raise ValueError(f"found {text!r}, expected a Spark SQL expression: {_one_line(error)}") from None
 
 
+def column_of(text: str) -> str | None:
+    """The name of the column that an expression is, as it stands; None where it is anything more."""
+    found = parse_expression(text)
+    return found.name if isinstance(found, exp.Column) and not found.table else None
+
+
 def _expression(text: Any) -> str:
     if isinstance(text, (list, dict)) or text is None:
         raise ValueError(f"found {text!r}, expected a Spark SQL expression")
@@ -331,6 +337,7 @@ class Store(_Model):
         Discriminator(lambda found: "<own>" if isinstance(found, (dict, Own)) else "<name>"),
     ]
     publish: Annotated[Publish | None, BeforeValidator(lambda p: {"topic": p} if isinstance(p, str) else p)] = None
+    buckets: Annotated[int, Field(ge=1, le=10_000)] | None = None  # partitions of the state's table, by key
 
     @cached_property
     def keys(self) -> list[Key]:
@@ -364,7 +371,7 @@ class Store(_Model):
     @property
     def definition(self) -> dict[str, Any]:
         """What the state is a function of: kept with the table, so that a changed rule is noticed."""
-        return self.model_dump(exclude={"name", "publish"}, exclude_none=True)
+        return self.model_dump(exclude={"name", "publish", "buckets"}, exclude_none=True)
 
     @model_validator(mode="after")
     def _consistent(self) -> Store:

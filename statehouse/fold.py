@@ -139,6 +139,10 @@ class Rule:
         """SQL: rows of two relations have the same key (and window)."""
         return " AND ".join(f"{left}.{quoted(k)} = {right}.{quoted(k)}" for k in self.keys)
 
+    def bucket(self, count: int) -> str:
+        """SQL of Spark: which of so many buckets a row's key is in."""
+        return f"pmod(hash({self._key_list(windows=False)}), {count})"
+
     def control_keys(self) -> list[str]:
         """The key's columns as a set or purge gives them: from Kafka's key as text. A composite key is its
         parts, each percent-encoded, separated by '/'. Null where the text is not such a key."""

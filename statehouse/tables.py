@@ -67,6 +67,8 @@ TASK_COLUMNS = {
     "position": "BIGINT",  # the changelog's version that asked for it
 }
 DEFINITION = "statehouse.definition"  # the table property that holds the rule a state was folded by
+BUCKETS = "statehouse.buckets"  # of a state that is partitioned: into how many, by the column
+BUCKET = "_bucket"
 GENERATION = "statehouse.generation"  # how often a state, or its tombstones, was replaced as a whole: by recover
 
 
@@ -116,6 +118,12 @@ def opened(path: str) -> DeltaTable | None:
 def generation(delta: DeltaTable) -> int:
     """How often recover has replaced the table."""
     return int(delta.metadata().configuration.get(GENERATION, 0))
+
+
+def buckets(delta: DeltaTable | None) -> int | None:
+    """Into how many buckets a state's table is partitioned; None: it is not."""
+    found = delta.metadata().configuration.get(BUCKETS) if delta else None
+    return int(found) if found else None
 
 
 def application(generation: int) -> str:

@@ -78,7 +78,7 @@ def test_the_environment_overrides_scalars(tmp_path):
         ("key STRING, agent", "agent STRING, agent", 7, "'agent' twice"),
         ("key: key", "key: [key, upper(agent)]", 10, "expected a column or 'expression AS name'"),
         ("key: key", "key: [key, value]", 10, "found a key part named 'value'"),
-        ("    reduce", "    reduces: x\n    reduce", 15, "found 'reduces', expected one of agent, key"),
+        ("    reduce", "    reduces: x\n    reduce", 15, "found 'reduces', expected one of agent, buckets, key"),
         ("root: ./lake", "root: ./lake\nmerge_every: often", 2, "expected a duration such as '5 seconds'"),
         ("  status:", "  sta/tus:", 10, "expected a letter, then letters, digits"),
         ("root: ./lake", "root: ./la#ke", 1, "expected a path without #"),

@@ -14,6 +14,7 @@ from jobs.maintain import Maintain
 from jobs.merge import Merge
 from jobs.run import catch_up, run_merges
 from statehouse.errors import ConfigError
+from statehouse.tables import opened
 from tests.lakes import drawn, right, state, written
 from tests.records import SCHEMA, record, rows, wait
 
@@ -93,6 +94,21 @@ def test_the_merge_keeps_its_tables_between_two_rounds(lake):
     stopping.set()
     worker.join(10)
     assert kept[:4] == merges * 2
+
+
+@pytest.mark.slow
+def test_what_is_kept_for_long_is_known_for_as_long(spark, lake):
+    config = lake("versions: 10 days\nstreams: {s: {topic: t, schema: key STRING}}")
+    ingest = Ingest(spark, config, config.streams["s"])
+    ingest.batch(spark.createDataFrame([record("t", 0, 0, 10**15, "a", {"key": "a"})], SCHEMA))
+    maintain, path = Maintain(spark, config), f"{config.root}/changelog/s"
+    maintain.logs(threading.Event())
+    kept = opened(path).metadata().configuration
+    assert kept["delta.deletedFileRetentionDuration"] == "interval 240 hours"
+    assert "delta.logRetentionDuration" not in kept, "which is 30 days"
+    version = opened(path).version()
+    maintain.logs(threading.Event())
+    assert opened(path).version() == version and not maintain.failed
 
 
 def test_versions_are_kept_for_an_hour_at_least(lake):
