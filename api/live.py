@@ -12,12 +12,13 @@ overtaken it, and it goes on from there when there is little left to read.
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import duckdb
 import numpy as np
@@ -56,6 +57,16 @@ class Store(Protocol):
     covered: Offsets | None
 
 
+class Asked(NamedTuple):
+    """Keys that somebody waits for, and others that may be folded with them."""
+
+    snapshot: Snapshot
+    tail: Tail
+    keys: Sequence[Key]
+    others: Sequence[Key]
+    done: threading.Event
+
+
 class Live:
     """One stream. ``lock`` is held by whoever changes what its stores show."""
 
@@ -81,6 +92,8 @@ class Live:
         self._seen = 0.0  # when the newest event that is shown came to Kafka
         self._error = ""
         self._stop = threading.Event()
+        self._asked: queue.SimpleQueue[Asked] = queue.SimpleQueue()
+        self._folder: threading.Thread | None = None
 
     def start(self) -> None:
         """Follow the topic in the background."""
@@ -186,8 +199,34 @@ class Live:
                 tail.cover(covered, ahead)
 
     def _settle(self, snapshot: Snapshot, tail: Tail, keys: Sequence[Key], others: Sequence[Key]) -> None:
-        with self.lock, self._shown(snapshot):
-            tail.settle(keys, others)
+        done = threading.Event()
+        self._asked.put(Asked(snapshot, tail, keys, others, done))
+        if self._folder is None:
+            with self.lock:
+                if self._folder is None:
+                    self._folder = threading.Thread(target=self._fold, name=f"fold {self._stream.name}", daemon=True)
+                    self._folder.start()
+        done.wait()
+
+    def _fold(self) -> None:
+        """Fold what is asked for. In one thread: each that ever did keeps some memory, and there are hundreds."""
+        while True:
+            self._fold_all(self._asked.get())
+
+    def _fold_all(self, first: Asked) -> None:
+        """All that waits at once."""
+        asked = [first]
+        with suppress(queue.Empty):
+            while True:
+                asked.append(self._asked.get_nowait())
+        for snapshot, tail in dict.fromkeys((found.snapshot, found.tail) for found in asked):
+            here = [found for found in asked if found.tail is tail]
+            try:
+                with self.lock, self._shown(snapshot):
+                    tail.settle([found.keys for found in here], here[-1].others)
+            finally:
+                for found in here:
+                    found.done.set()
 
     @contextmanager
     def _shown(self, snapshot: Snapshot) -> Iterator[None]:

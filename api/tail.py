@@ -143,17 +143,19 @@ class Tail:
         self.snapshot.pend(left, ahead, touched.keys() - left)
         self._settle(self._hot_of(left))
 
-    def settle(self, keys: Sequence[Key], others: Sequence[Key] = ()) -> None:
-        """Fold what is pending of some keys, where that is not done, and show it; with them, as it takes hardly longer, of others.
-        Of a key that is asked for alone, what comes in the next time is folded at once: who asks again need not wait."""
+    def settle(self, asked: Sequence[Sequence[Key]], others: Sequence[Key] = ()) -> None:
+        """Fold what is pending of the keys that each of some ask for, where that is not done, and show it; with them, as it takes hardly
+        longer, of others. Of a key that is asked for alone, what comes in the next time is folded at once: who asks again need not wait."""
         stale = self.snapshot.stale
-        if not any(key in stale for key in keys):
+        wanted = [keys for keys in asked if any(key in stale for key in keys)]
+        if not wanted:
             return
-        if len(keys) == 1:
-            if len(self._hot) == HOT:
-                self._hot.clear()
-            self._hot[keys[0]] = time.monotonic() + HOT_SECONDS
-        self._settle([key for key in dict.fromkeys((*keys, *others)) if key in stale])
+        for keys in wanted:
+            if len(keys) == 1:
+                if len(self._hot) == HOT:
+                    self._hot.clear()
+                self._hot[keys[0]] = time.monotonic() + HOT_SECONDS
+        self._settle([key for key in dict.fromkeys((*itertools.chain(*wanted), *others)) if key in stale])
 
     def _hot_of(self, keys: Iterable[Key]) -> list[Key]:
         now = time.monotonic()
