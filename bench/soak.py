@@ -303,11 +303,17 @@ def measured(stage: Stage, seconds: float, rate: float) -> None:
     asking = context.Process(target=client, args=(port, seconds, rate, answers), daemon=True)
     asking.start()
     for quarter in range(1, 5):
-        time.sleep(seconds / 4)
+        begun, seen = time.monotonic(), []
+        while (
+            time.monotonic() < begun + seconds / 4
+        ):  # it goes up and down with what has changed since the version that is on
+            time.sleep(min(2.0, seconds / 4))
+            seen.append(memory(worker))
         stores = {s["name"]: (s["position"], s["lag_ms"]) for s in status_of(port)}
         said = ", ".join(f"{n} at {p} ({lag} ms)" for n, (p, lag) in stores.items())
         at = seconds / 240 * quarter
-        print(f"{at:5.1f} min: worker {memory(worker):.0f} MiB, load {os.getloadavg()[0]:.1f}; {said}", flush=True)
+        rss = f"{memory(worker):.0f} MiB ({min(seen):.0f} to {max(seen):.0f} since the line before)"
+        print(f"{at:5.1f} min: worker {rss}, load {os.getloadavg()[0]:.1f}; {said}", flush=True)
     found = answers.get(timeout=180)
     asking.join()
     print(f"\n{'request':18} {'status':>6} {'answers':>9} {'p50':>9} {'p99':>9} {'worst':>9}")
