@@ -49,16 +49,8 @@ CHANGELOG_PROPERTIES = {
 }
 SKIPPING = ("_event_time", "_partition", "_offset", "_key", "_op")
 CLUSTERING = 2  # columns: of more, each has less of it
-CLUSTERED = (
-    "STRING",
-    "TINYINT",
-    "SMALLINT",
-    "INT",
-    "BIGINT",
-    "DATE",
-    "TIMESTAMP",
-    "DECIMAL",
-)  # which Delta can cluster by
+# Kinds that Delta can cluster by.
+CLUSTERED = ("STRING", "TINYINT", "SMALLINT", "INT", "BIGINT", "DATE", "TIMESTAMP", "DECIMAL")
 
 
 def create(
@@ -157,11 +149,10 @@ def create_store(spark: SparkSession, rule: Rule, state: str, tombstones: str) -
             f"'statehouse recover {name} --swap' makes that the state"
         )
     create(spark, tombstones, rule.tombstone_columns, tombstone_properties(rule))
-    if found and buckets(found) != rule.store.buckets:
-        log.warning(
-            "store %s: its state has %s buckets, the configuration says %s: 'statehouse recover %s --swap' lays it out anew",
-            *(name, buckets(found) or "no", rule.store.buckets or "none", name),
-        )
+    if found and (was := buckets(found)) != rule.store.buckets:
+        wanted = rule.store.buckets or "none"
+        advice = f"'statehouse recover {name} --swap' lays it out anew"
+        log.warning(f"store {name}: its state has {was or 'no'} buckets, the configuration says {wanted}: {advice}")
     create(spark, state, rule.state_columns, state_properties(rule), BUCKET if rule.store.buckets else None)
     if rule.store.publish and found and found.metadata().configuration.get(FEED) != "true":
         spark.sql(f"ALTER TABLE delta.`{state}` SET TBLPROPERTIES ('{FEED}' = 'true')")
