@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 from delta.tables import DeltaTable
@@ -11,7 +10,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from statehouse.config import Config, Stream, column_of
+from statehouse.config import Config, Stream
 from statehouse.errors import DefinitionChanged
 from statehouse.fold import Rule, quoted
 from statehouse.tables import (
@@ -46,22 +45,14 @@ CHANGELOG_PROPERTIES = {
     FEED: "true",
     "delta.appendOnly": "true",
     "delta.checkpointInterval": "200",  # a checkpoint is a hiccup of two seconds
+    "delta.dataSkippingStatsColumns": "_event_time,_partition,_offset,_key",
 }
-SKIPPING = ("_event_time", "_partition", "_offset", "_key", "_op")
-CLUSTERING = 2  # columns: of more, each has less of it
-# Kinds that Delta can cluster by.
-CLUSTERED = ("STRING", "TINYINT", "SMALLINT", "INT", "BIGINT", "DATE", "TIMESTAMP", "DECIMAL")
 
 
 def create(
-    spark: SparkSession,
-    path: str,
-    columns: dict[str, str],
-    properties: dict[str, str],
-    partition: str | None = None,
-    cluster: Sequence[str] = (),
+    spark: SparkSession, path: str, columns: dict[str, str], properties: dict[str, str], partition: str | None = None
 ) -> None:
-    """Create an empty table, partitioned or clustered by columns where such are given, unless there is one."""
+    """Create an empty table, partitioned by a column where one is given, unless there is one."""
     if opened(path) is not None:
         return
     builder = DeltaTable.createIfNotExists(spark).location(path)
@@ -71,8 +62,6 @@ def create(
         builder = builder.property(name, value)
     if partition:
         builder = builder.addColumn(partition, "INT").partitionedBy(partition)
-    if cluster:
-        builder = builder.clusterBy(*cluster)
     try:
         builder.execute()
     except AnalysisException as error:
@@ -90,27 +79,11 @@ def _half_made(spark: SparkSession, path: str) -> bool:
     return not any(name.endswith((".json", ".parquet")) for name in names)
 
 
-def clustering(config: Config, stream: Stream) -> list[str]:
-    """The columns that a changelog is compacted by: those that are the keys of its stores, or Kafka's key. By time it is in order as
-    it is: what is compacted together came together."""
-    columns = {name.lower(): (name, kind) for name, kind in changelog_columns(stream).items()}
-    found: dict[str, None] = {}
-    for store in config.stores_of(stream.name):
-        for key in store.keys:
-            name, kind = columns.get((column_of(key.expression) or "").lower(), ("", ""))
-            if kind.upper().startswith(CLUSTERED):
-                found[name] = None
-    return [*found][:CLUSTERING] or ["_key"]
-
-
 def create_stream(spark: SparkSession, config: Config, stream: Stream) -> None:
     """``changelog/<stream>`` and ``quarantine/<stream>``. A column that the schema has gained is added, null in the
     rows that are there; one that has another type now raises DefinitionChanged. One that was dropped stays, and is null."""
     path = table(config, "changelog", stream.name)
-    cluster = clustering(config, stream)
-    known = dict.fromkeys([*SKIPPING, *cluster])
-    properties = {**CHANGELOG_PROPERTIES, "delta.dataSkippingStatsColumns": ",".join(map(quoted, known))}
-    create(spark, path, changelog_columns(stream), properties, cluster=cluster)
+    create(spark, path, changelog_columns(stream), CHANGELOG_PROPERTIES)
     kept = {f.name.lower(): f.dataType.simpleString() for f in spark.read.format("delta").load(path).schema}
     for column in stream.known:
         kind = spark.createDataFrame([], f"x {column.type}").schema[0].dataType.simpleString()

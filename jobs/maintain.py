@@ -2,8 +2,7 @@
 
 Of a table, in two steps; a crash between them, or in them, leaves a table that is right:
 
-1. OPTIMIZE: small files into larger ones, in a commit that changes no row; a changelog's in the order of the keys (Delta's liquid
-   clustering). *Who reads an older version has its files still.*
+1. OPTIMIZE: small files into larger ones, in a commit that changes no row. *Who reads an older version has its files still.*
 2. VACUUM: delete the files of versions that are older than ``versions``, and what crashes have left.
 
 To changelogs, quarantines and the tables of routes rows are only ever appended, so they are compacted at any time: an append and a
@@ -17,7 +16,6 @@ import logging
 import time
 from collections.abc import Callable
 from threading import Event
-from typing import Any
 
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
@@ -31,27 +29,19 @@ from statehouse.tables import opened, table
 log = logging.getLogger("statehouse")
 # A key that is looked for, or changed, is in one file; one of Delta's default of 1 GiB would be read, or written, for it.
 FILE_BYTES = 128 * 1024 * 1024
-# Of a changelog, what came together is put together until it is so much, in the order of the keys: a key's events are in one
-# file of eight or more, and what is finished is not written again.
-TOGETHER_BYTES, LOG_BYTES = 256 * 1024 * 1024, 32 * 1024 * 1024
 KNOWN_HOURS = {"delta.deletedFileRetentionDuration": 7 * 24, "delta.logRetentionDuration": 30 * 24}  # Delta's defaults
 SETTINGS = {
-    "spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize.threshold": str(TOGETHER_BYTES),
-    "spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize.targetCubeSize": str(TOGETHER_BYTES),
-    "spark.databricks.io.skipping.mdc.sortWithinFiles": "true",
+    "spark.databricks.delta.optimize.maxFileSize": str(FILE_BYTES),
+    "spark.databricks.delta.optimize.minFileSize": str(FILE_BYTES // 2),  # larger ones stay as they are
     "spark.databricks.delta.retentionDurationCheck.enabled": "false",  # `versions` is checked by the configuration
     "spark.databricks.delta.vacuum.logging.enabled": "false",  # two versions each time, of no rows
 }
 
 
-def keeping(spark: SparkSession, file_bytes: int = FILE_BYTES) -> SparkSession:
-    """A session of its own, with the settings of OPTIMIZE, to files of at most so many bytes, and of VACUUM."""
+def keeping(spark: SparkSession) -> SparkSession:
+    """A session of its own, with the settings of OPTIMIZE and VACUUM."""
     made = fresh(spark)
-    sizes = {
-        "spark.databricks.delta.optimize.maxFileSize": str(file_bytes),
-        "spark.databricks.delta.optimize.minFileSize": str(file_bytes // 2),  # larger ones stay as they are
-    }
-    for name, value in {**SETTINGS, **sizes}.items():
+    for name, value in SETTINGS.items():
         made.conf.set(name, value)
     return made
 
@@ -60,8 +50,7 @@ class Maintain:
     """The upkeep of a lake. A table that fails is said, and does not keep the others; ``failed`` counts them."""
 
     def __init__(self, spark: SparkSession, config: Config) -> None:
-        self.config, self.failed = config, 0
-        self._states, self._logs = keeping(spark), keeping(spark, LOG_BYTES)
+        self.spark, self.config, self.failed = keeping(spark), config, 0
 
     def logs(self, stopping: Event) -> None:
         """Keep what is only appended to."""
@@ -71,37 +60,37 @@ class Maintain:
         for path in found:
             if stopping.is_set():
                 return
-            self._guarded(path, self._keep, path, self._logs)
+            self._guarded(path, self.keep, path)
 
     def store(self, merge: Merge) -> None:
         """Keep a store's tables; between two rounds of its merge."""
         self._guarded(merge.state, merge.expire)
         for path in (merge.state, merge.tombstones):
-            self._guarded(path, self._keep, path, self._states)
+            self._guarded(path, self.keep, path)
 
-    def _keep(self, path: str, spark: SparkSession) -> None:
+    def keep(self, path: str) -> None:
         """Compact a table, and delete what is too old; nothing where there is none. Raises what Spark raises."""
         found = opened(path)
         if found is None or not found.version():
             return
-        self._remember(path, found, spark)
+        self._remember(path, found)
         began = time.monotonic()
-        done = spark.sql(f"OPTIMIZE delta.`{path}`").collect()[0]["metrics"]
-        spark.sql(f"VACUUM delta.`{path}` RETAIN {self.config.version_hours} HOURS")
+        done = self.spark.sql(f"OPTIMIZE delta.`{path}`").collect()[0]["metrics"]
+        self.spark.sql(f"VACUUM delta.`{path}` RETAIN {self.config.version_hours} HOURS")
         if done["numFilesRemoved"]:
             name = path.removeprefix(f"{self.config.root}/")
             counts = done["numFilesRemoved"], done["numFilesAdded"]
             log.info("%s: %d files → %d, %.1f s", name, *counts, time.monotonic() - began)
 
-    def _remember(self, path: str, found: DeltaTable, spark: SparkSession) -> None:
+    def _remember(self, path: str, found: DeltaTable) -> None:
         """Have Delta know of what it has to keep for as long as it is to be kept: a file that it no longer knows to be of an older
         version goes by its age, and a version goes with its commit."""
         wanted = f"interval {self.config.version_hours} hours"
         for name, hours in KNOWN_HOURS.items():
             if self.config.version_hours > hours and found.metadata().configuration.get(name) != wanted:
-                spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('{name}' = '{wanted}')")
+                self.spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('{name}' = '{wanted}')")
 
-    def _guarded(self, path: str, work: Callable[..., None], *given: Any) -> None:
+    def _guarded(self, path: str, work: Callable[..., None], *given: str) -> None:
         try:
             work(*given)
         except Exception as error:

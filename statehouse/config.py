@@ -111,12 +111,6 @@ def parse_expression(text: str) -> exp.Expr:
         raise ValueError(f"found {text!r}, expected a Spark SQL expression: {_one_line(error)}") from None
 
 
-def column_of(text: str) -> str | None:
-    """The name of the column that an expression is, as it stands; None where it is anything more."""
-    found = parse_expression(text)
-    return found.name if isinstance(found, exp.Column) and not found.table else None
-
-
 def _expression(text: Any) -> str:
     if isinstance(text, (list, dict)) or text is None:
         raise ValueError(f"found {text!r}, expected a Spark SQL expression")

@@ -6,14 +6,9 @@ import random
 import threading
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
-import jobs.maintain
-from api.lake import Lake, _may_have
-from api.replica import Replica
 from jobs.ingest import Ingest
 from jobs.maintain import Maintain
 from jobs.merge import Merge
@@ -21,7 +16,7 @@ from jobs.run import catch_up, run_merges
 from statehouse.errors import ConfigError
 from statehouse.tables import opened
 from tests.lakes import drawn, right, state, written
-from tests.records import SCHEMA, control, record, rows, wait
+from tests.records import SCHEMA, record, rows, wait
 
 TABLES = ("changelog/s", "quarantine/s", "state/total", "state/hours", "tombstones/total")
 
@@ -99,56 +94,6 @@ def test_the_merge_keeps_its_tables_between_two_rounds(lake):
     stopping.set()
     worker.join(10)
     assert kept[:4] == merges * 2
-
-
-@pytest.mark.slow
-def test_a_changelog_is_compacted_by_key_and_a_keys_history_read_from_few_files(spark, lake, monkeypatch):
-    """Random reports; sets and purges, which may be of any key's store, are looked at wherever they are."""
-    monkeypatch.setattr(jobs.maintain, "LOG_BYTES", 4_000)
-    config = lake(
-        "streams: {s: {topic: t, schema: 'key STRING, n BIGINT'}}\n"
-        "stores: {last: {stream: s, key: key, value: n, reduce: latest}}"
-    )
-    dice, path, ingest = random.Random(5), f"{config.root}/changelog/s", Ingest(spark, config, config.streams["s"])
-    for batch in range(3):
-        names = [f"key-{dice.randrange(60):02}" for _ in range(200)]
-        found = [
-            record("t", 0, 200 * batch + n, 10**15 + n, name, {"key": name, "n": n}) for n, name in enumerate(names)
-        ]
-        ingest.batch(spark.createDataFrame(found, SCHEMA))
-    Merge(spark, config, config.stores["last"]).round()
-    replica, reading = Replica(config), Lake(config)
-
-    def histories():
-        replica.refresh()
-        snapshot = replica.snapshot("last")
-        return {f"key-{n:02}": reading.history(snapshot, [f"key-{n:02}"], None, 1000)[0] for n in range(60)}
-
-    def read(key):
-        actions = pa.table(opened(path).get_add_actions(flatten=True))
-        return pc.sum(_may_have({"key": key}, actions)).as_py(), actions.num_rows
-
-    before = histories()
-    assert sum(map(len, before.values())) == 600
-    few, all_ = read("key-07")
-    assert few == all_, "any of them may have it"
-    Maintain(spark, config).logs(threading.Event())
-    for key in before:
-        few, all_ = read(key)
-        assert 1 <= few <= 2 < all_, key
-    assert histories() == before
-    later = [
-        record("t", 0, 600, 10**15 + 600, "key-07", {"value": 7}, control("set", "last")),
-        record("t", 0, 601, 10**15 + 601, "key-08", None),
-    ]
-    ingest.batch(spark.createDataFrame(later, SCHEMA))
-    Maintain(spark, config).logs(threading.Event())
-    now = histories()
-    assert [e["op"] for e in now["key-07"]][:1] == ["set"] and now["key-07"][1:] == before["key-07"]
-    assert [e["op"] for e in now["key-08"]][:1] == ["purge"] and now["key-08"][1:] == before["key-08"]
-    assert {k: v for k, v in now.items() if k not in ("key-07", "key-08")} == {
-        k: v for k, v in before.items() if k not in ("key-07", "key-08")
-    }
 
 
 @pytest.mark.slow
