@@ -1,8 +1,8 @@
 """What grows with the keys and with a topic's partitions: `python -m bench.growth [MILLIONS ...]`; needs `wrk`.
 
-For each number of keys (1, 4 and 16 million): a lake with one event of each is loaded and merged, then batches of random events
-are, five of each size, in one warm Spark application; then `statehouse serve` and wrk, as in :mod:`bench.reads`. Then 2,000,000 events in
-a topic of 1, 2 and 4 partitions are ingested by that application.
+2,000,000 events in a topic of 1, 2 and 4 partitions are ingested by one warm Spark application. Then for each number of keys (1, 4 and
+16 million): a lake with one event of each is loaded and merged, then batches of random events are, some of each size; then `statehouse
+serve` and wrk, as in :mod:`bench.reads`. The same merges again with the state in buckets.
 """
 
 from __future__ import annotations
@@ -33,18 +33,20 @@ from statehouse.tables import opened, table
 CONFIG = """root: ./lake
 kafka: {{bootstrap.servers: "{bootstrap}"}}
 streams:
-  s: {{topic: {topic}, schema: "key STRING, agent STRING, n BIGINT, ts TIMESTAMP", time: ts}}
+  s: {{topic: t, schema: "key STRING, agent STRING, n BIGINT, ts TIMESTAMP", time: ts}}
 stores:
-  total: {{stream: s, key: key, value: n, reduce: sum}}
+  total: {{stream: s, key: key, value: n, reduce: sum{buckets}}}
 """
-BATCHES, TIMES = (1_000, 10_000, 100_000), 5
+BATCHES = {10: 5, 1_000: 5, 100_000: 3}  # events, and how often, after one to warm up
+BUCKETS = 64
 EVENTS, PARTITIONS = 2_000_000, (1, 2, 4)
 
 
-def configured(folder: Path, bootstrap: str = "127.0.0.1:1", topic: str = "t") -> Config:
+def configured(folder: Path, bootstrap: str = "127.0.0.1:1", buckets: int = 0) -> Config:
     """A lake of its own in a folder."""
     folder.mkdir()
-    (folder / "statehouse.yaml").write_text(CONFIG.format(bootstrap=bootstrap, topic=topic))
+    layout = f", buckets: {buckets}" if buckets else ""
+    (folder / "statehouse.yaml").write_text(CONFIG.format(bootstrap=bootstrap, buckets=layout))
     return load(folder / "statehouse.yaml", {})
 
 
@@ -56,19 +58,21 @@ def write(file: Path, count: int, key: str, seed: int) -> None:
         FROM range({count}) AS t(i)) TO '{file}' (FORMAT PARQUET)""")
 
 
-def keys(spark, folder: Path, count: int) -> None:
-    """The figures for a number of keys."""
-    config = configured(folder)
+def keys(spark, folder: Path, count: int, buckets: int = 0) -> None:
+    """The figures for a number of keys, and of the API's where the state is not in buckets."""
+    config = configured(folder, buckets=buckets)
     stream, merge = config.streams["s"], Merge(spark, config, config.stores["total"])
     for place in range(0, count, 4_000_000):  # each as a file
         write(folder / "some.parquet", min(count, 4_000_000), f"(i + {place})", place)
         load_file(spark, config, stream, folder / "some.parquet")
     began = time.monotonic()
     merge.round()
-    print(f"{count:,} keys: first merge {time.monotonic() - began:.1f} s (load average {os.getloadavg()[0]:.1f})")
-    for size in BATCHES:
+    print(
+        f"{count:,} keys, {buckets} buckets: first merge {time.monotonic() - began:.1f} s (load average {os.getloadavg()[0]:.1f})"
+    )
+    for size, times in BATCHES.items():
         took = []
-        for number in range(TIMES + 1):
+        for number in range(times + 1):
             write(folder / "some.parquet", size, f"(hash(i, {number}) % {count})", 100 + number)
             load_file(spark, config, stream, folder / "some.parquet")
             began = time.monotonic()
@@ -82,7 +86,8 @@ def keys(spark, folder: Path, count: int) -> None:
     assert state is not None
     files = pa.table(state.get_add_actions(flatten=True)).to_pydict()
     print(f"  the state: {len(files['path'])} files, {sum(files['size_bytes']) / 2**20:.0f} MiB", flush=True)
-    reads(folder, count)
+    if not buckets:
+        reads(folder, count)
 
 
 def reads(folder: Path, count: int) -> None:
@@ -127,7 +132,8 @@ def main(*millions: int) -> None:
         spark = session("bench", folder / "spark.log")
         partitions(spark, folder)
         for number in millions or (1, 4, 16):
-            keys(spark, folder / f"{number}m", number * 1_000_000)
+            for buckets in (0, BUCKETS):
+                keys(spark, folder / f"{number}m{buckets}", number * 1_000_000, buckets)
 
 
 if __name__ == "__main__":
