@@ -19,10 +19,11 @@ from api.duck import literal, quoted, selected
 from api.fold import GUARD
 from api.lookup import Lookups
 from api.prepared import Bag, Prepared
-from statehouse.config import Column, Stream
+from statehouse.config import Stream
 from statehouse.fold import Rule
 from statehouse.kafka import OP_HEADER, STORE_HEADER
 from statehouse.transpile import duckdb_type, to_duckdb
+from statehouse.values import Column
 
 RECORDS = {
     "_topic": "STRING",

@@ -9,17 +9,19 @@ state's row is concerns its writer only: that column is left out.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import unquote
 
 import duckdb
+import pyarrow as pa
 from deltalake import DeltaTable
 
 from api.duck import literal, quoted
 from statehouse.tables import BUCKET
 
 PLAIN = {"timestampNtz"}  # what a reader may have to know besides, without a difference to the files
+Which = Callable[[pa.Table], pa.Array]
 KINDS = {
     "string": "VARCHAR",
     "long": "BIGINT",
@@ -39,10 +41,16 @@ def pin(db: duckdb.DuckDBPyConnection, path: str, version: int, name: str) -> st
 
 
 def parts(
-    db: duckdb.DuckDBPyConnection, path: str, version: int, name: str, at_once: int | None = None
+    db: duckdb.DuckDBPyConnection,
+    path: str,
+    version: int,
+    name: str,
+    at_once: int | None = None,
+    which: Which | None = None,
 ) -> Iterator[str]:
     """The same, but the view is of so many of the version's files at once, one part after the other: what DuckDB needs for a
-    query, and keeps of its memory, grows with the files of it."""
+    query, and keeps of its memory, grows with the files of it. With ``which`` only some need be there: of the files with their statistics
+    it says so."""
     view = quoted(name)
     delta = DeltaTable(path, version=version)
     files = list(delta.get_add_actions().column("path").to_pylist())
@@ -58,6 +66,9 @@ def parts(
     # Of no rows, but with every column: also of a file that is older than one of them.
     none = ", ".join(f"CAST(NULL AS {kind}) AS {column}" for column, kind in columns)
     made = ", ".join(f"CAST({column} AS {kind}) AS {column}" for column, kind in columns)
+    if which:
+        actions = pa.table(delta.get_add_actions(flatten=True))
+        files = actions["path"].filter(which(actions)).to_pylist()
     step = at_once or len(files) or 1
     for first in range(0, len(files) or 1, step):
         rows = f"SELECT * FROM (SELECT {none}) WHERE FALSE"

@@ -12,26 +12,29 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 from sqlglot import exp
 
 from api import duck
-from api.delta import parts, pin, unpin
+from api.delta import Which, parts, pin, unpin
 from api.duck import ROWS, literal, quoted
 from api.feed import batches
 from api.fold import GUARD, Fold
 from api.overlay import Key, keys_of
 from api.problems import Problem
 from api.snapshot import Row, Snapshot, casts, load, of_table
-from statehouse.config import Config, Store, Stream, parse_expression
+from statehouse.config import Config, Store, Stream
 from statehouse.fold import Rule, gained
 from statehouse.fold import quoted as spark_quoted
 from statehouse.tables import LOADED, TASK_COLUMNS, opened, table, tasks_table
 from statehouse.transpile import to_duckdb
+from statehouse.values import parse_expression
 
 SCANS = 100  # of one connection: a question of the past leaves 0.05 MiB behind, and a new connection takes 0.1 s
 FILES = 64  # of a changelog that are read at once
@@ -250,10 +253,11 @@ class Lake:
         position, stream = snapshot.position, self.config.streams[snapshot.rule.store.stream]
 
         def asked(db: duckdb.DuckDBPyConnection) -> pa.Table:
-            self._want(db, snapshot, key)
+            wanted = self._want(db, snapshot, key)
+            at = {column: wanted[name] for name, column in self._plain(rule).items()}
             how = f"CREATE OR REPLACE TEMP TABLE {EVENTS} AS"
             try:
-                for changelog in attached(db, self.config, stream, position, FILES):
+                for changelog in attached(db, self.config, stream, position, FILES, partial(_may_have, at)):
                     db.execute(f"{how} {self._events(rule, changelog)}")
                     how = f"INSERT INTO {EVENTS}"
             finally:
@@ -293,13 +297,15 @@ class Lake:
                 found[key.name] = column.name
         return found
 
-    def _want(self, db: duckdb.DuckDBPyConnection, snapshot: Snapshot, wanted: Sequence[str]) -> None:
+    def _want(self, db: duckdb.DuckDBPyConnection, snapshot: Snapshot, wanted: Sequence[str]) -> dict[str, Any]:
+        """Have a key as the relation :data:`WANTED`; its columns' values."""
         assert snapshot.rule is not None
         key = dict(zip(snapshot.rule.key_columns, snapshot.key(wanted), strict=True))
         db.register("_key_asked_for", pa.table({name: [value] for name, value in key.items()}))
         columns = casts({name: snapshot.types[name] for name in key})
         db.execute(f"CREATE OR REPLACE TEMP TABLE {WANTED} AS SELECT {columns} FROM _key_asked_for")
         db.unregister("_key_asked_for")
+        return key
 
 
 CHANGELOG = "_changelog"
@@ -312,11 +318,31 @@ def attach(db: duckdb.DuckDBPyConnection, config: Config, stream: Stream, versio
 
 
 def attached(
-    db: duckdb.DuckDBPyConnection, config: Config, stream: Stream, version: int, at_once: int | None
+    db: duckdb.DuckDBPyConnection,
+    config: Config,
+    stream: Stream,
+    version: int,
+    at_once: int | None,
+    which: Which | None = None,
 ) -> Iterator[str]:
-    """The same in parts, each of so many files of it."""
-    for part in parts(db, table(config, "changelog", stream.name), version, CHANGELOG, at_once):
+    """The same in parts, each of so many files of it; of those ``which`` are wanted."""
+    for part in parts(db, table(config, "changelog", stream.name), version, CHANGELOG, at_once, which):
         yield filled(part, stream, [row[0] for row in db.execute(f"DESCRIBE SELECT * FROM {part}").fetchall()])
+
+
+def _may_have(values: Mapping[str, Any], files: pa.Table) -> pa.Array:
+    """Of each file of a changelog whether it may have an event of a key, whose columns have these values: not where all are reports,
+    and one of the values is less than the least or more than the greatest there."""
+    made = pa.array([True] * files.num_rows)
+    if not {"min._op", "max._op"} <= set(files.column_names):
+        return made
+    reports = pc.and_(pc.equal(files["min._op"], "report"), pc.equal(files["max._op"], "report"))
+    for name, value in values.items():
+        least, most = f"min.{name}", f"max.{name}"
+        if isinstance(value, (str, int)) and {least, most} <= set(files.column_names):
+            outside = pc.or_(pc.greater(files[least], value), pc.less(files[most], value))
+            made = pc.and_(made, pc.invert(pc.fill_null(pc.and_(reports, outside), False)))
+    return made
 
 
 def filled(relation: str, stream: Stream, names: list[str]) -> str:

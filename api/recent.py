@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from api.overlay import ABSENT, Key
 from api.snapshot import Snapshot
-from statehouse.config import milliseconds
 from statehouse.fold import Rule
+from statehouse.values import milliseconds
 
 MOST = 100_000  # keys that are remembered of a store; the newest batch is, however large
 

@@ -23,13 +23,13 @@ from api.stores import the_lake, the_rule
 from api.typed import conforming
 from api.writes import IDEMPOTENCY, UNSENT, key_of, set_of, writes, written
 from statehouse import kafka
-from statehouse.config import Config, Store, milliseconds
+from statehouse.config import Config, Store
 from statehouse.fold import Rule
 from statehouse.kafka import OP_HEADER, STORE_HEADER
+from statehouse.values import TOPIC_NAME, milliseconds
 
 tasks = Blueprint("tasks", __name__)
 STATUSES = ["waiting", "sent", "cancelled", "failed"]
-TOPIC = "[A-Za-z0-9._-]{1,249}"
 DURATION = "[0-9]{1,5} (?:second|minute|hour|day|week)s?"
 CURSOR = rf"\.-?[0-9]{{1,18}}\.{keys.ESCAPED}"  # due, and id: see keys.cursor
 FILTERS = (
@@ -65,7 +65,7 @@ def _asked(here: Place) -> Schema:
     waits = [answers.record({**key, "value": schemas.value(rule.value_type)}) for _, rule, key in stores]
     sets = [answers.record({**key, "value": set_of(p)["properties"]["value"]}) for p, _, key in stores]
     send = answers.record(
-        {"topic": schemas.matching(TOPIC), "key": schemas.TEXT, "value": schemas.ANY}, optional=("key", "value")
+        {"topic": schemas.matching(TOPIC_NAME), "key": schemas.TEXT, "value": schemas.ANY}, optional=("key", "value")
     )
     when = [{"due": schemas.value("TIMESTAMP")}, {"after": schemas.matching(DURATION)}]
     what = [{"send": send}, *([{"set": {"anyOf": sets}}] if sets else [])]
@@ -163,7 +163,7 @@ def delete_task(id: str) -> Response:
     config = _config()
     topics = {stream.topic for stream in config.streams.values()}
     row = the_lake().task(id)
-    asked = re.fullmatch(rf"({TOPIC}):([0-9]{{1,9}}):[0-9]{{1,18}}", id)
+    asked = re.fullmatch(rf"({TOPIC_NAME}):([0-9]{{1,9}}):[0-9]{{1,18}}", id)
     partition = None
     if asked and asked[1] in topics:  # it may not be in the table yet; after it in the same partition it is known
         topic, partition, key = asked[1], int(asked[2]), ""
@@ -206,7 +206,7 @@ def _due(body: Mapping[str, Any]) -> str:
 def _send(send: Any) -> dict[str, Any]:
     if not isinstance(send, dict) or not {"topic"} <= set(send) <= {"topic", "key", "value"}:
         raise refused("bad-body", exact.dumps(send)[:100], "a topic, with or without a key and a value", at="send")
-    if not isinstance(send["topic"], str) or not re.fullmatch(TOPIC, send["topic"]):
+    if not isinstance(send["topic"], str) or not re.fullmatch(TOPIC_NAME, send["topic"]):
         found = exact.dumps(send["topic"])[:100]
         raise refused("bad-body", found, "letters, digits, '.', '_' and '-', 249 at most", at="send.topic")
     if not isinstance(send.get("key", ""), str):

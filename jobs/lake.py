@@ -16,6 +16,7 @@ from statehouse.fold import Rule, quoted
 from statehouse.tables import (
     BUCKET,
     BUCKETS,
+    CLUSTERED,
     DEFINITION,
     GENERATION,
     buckets,
@@ -40,12 +41,13 @@ QUARANTINE_COLUMNS = {
     "log_time": "TIMESTAMP",
 }
 log = logging.getLogger("statehouse")
+SKIPPING = "_event_time,_partition,_offset,_key"
 FEED = "delta.enableChangeDataFeed"
 CHANGELOG_PROPERTIES = {
     FEED: "true",
     "delta.appendOnly": "true",
     "delta.checkpointInterval": "200",  # a checkpoint is a hiccup of two seconds
-    "delta.dataSkippingStatsColumns": "_event_time,_partition,_offset,_key",
+    "delta.dataSkippingStatsColumns": SKIPPING,
 }
 
 
@@ -95,8 +97,22 @@ def create_stream(spark: SparkSession, config: Config, stream: Stream) -> None:
                 f"stream {stream.name}: the changelog has {column.name} as {found}, the schema says {kind}: give the "
                 "column another name, or read it in the store's expression, as in CAST(... AS ...)"
             )
+    _cluster(spark, path, stream.cluster_by)
     skipping = {"delta.appendOnly": "true", "delta.dataSkippingStatsColumns": "partition,offset,log_time"}
     create(spark, table(config, "quarantine", stream.name), QUARANTINE_COLUMNS, skipping)
+
+
+def _cluster(spark: SparkSession, path: str, by: list[str]) -> None:
+    """Have a changelog compacted in the order of these columns from now on (liquid clustering), of which its commits tell each
+    file's least and greatest; also whether all of a file are reports, as those of other events say nothing."""
+    names = ",".join(map(quoted, by))
+    found = opened(path)
+    if found is None or found.metadata().configuration.get(CLUSTERED, "") == names:
+        return
+    skipping = ",".join([SKIPPING, "_op", *map(quoted, by)] if by else [SKIPPING])
+    spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.dataSkippingStatsColumns' = '{skipping}')")
+    spark.sql(f"ALTER TABLE delta.`{path}` CLUSTER BY {f'({names})' if by else 'NONE'}")
+    spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('{CLUSTERED}' = '{names}')")  # last: it is done
 
 
 def next_offsets(spark: SparkSession, path: str, which: str) -> dict[int, int]:

@@ -22,10 +22,11 @@ from jobs.lake import create_stream, next_offsets
 from jobs.lookup import Lookups
 from jobs.parse import accepted, parse, refused
 from jobs.rules import rule_of
-from statehouse.config import Column, Config, Stream
+from statehouse.config import Config, Stream
 from statehouse.errors import StatehouseError, first_line
 from statehouse.fold import literal, quoted
 from statehouse.tables import LOADED, opened, table
+from statehouse.values import Column
 
 NUMBERS = ("TINYINT", "SMALLINT", "INT", "BIGINT", "FLOAT", "DOUBLE", "DECIMAL")
 NESTED = ("ARRAY", "MAP", "STRUCT")

@@ -2,7 +2,8 @@
 
 Of a table, in two steps; a crash between them, or in them, leaves a table that is right:
 
-1. OPTIMIZE: small files into larger ones, in a commit that changes no row. *Who reads an older version has its files still.*
+1. OPTIMIZE: small files into larger ones, in a commit that changes no row; those of a changelog with ``cluster_by`` in that order
+   (Delta's liquid clustering). *Who reads an older version has its files still.*
 2. VACUUM: delete the files of versions that are older than ``versions``, and what crashes have left.
 
 To changelogs, quarantines and the tables of routes rows are only ever appended, so they are compacted at any time: an append and a
@@ -24,24 +25,32 @@ from jobs.merge import Merge
 from jobs.session import fresh
 from statehouse.config import Config
 from statehouse.errors import first_line
-from statehouse.tables import opened, table
+from statehouse.tables import CLUSTERED, opened, table
 
 log = logging.getLogger("statehouse")
 # A key that is looked for, or changed, is in one file; one of Delta's default of 1 GiB would be read, or written, for it.
 FILE_BYTES = 128 * 1024 * 1024
+# What is clustered came together, and is put together until it is so much: a key's events are in one file of eight or more, and
+# what is finished is not written again.
+TOGETHER_BYTES, PART_BYTES = 256 * 1024 * 1024, 32 * 1024 * 1024
 KNOWN_HOURS = {"delta.deletedFileRetentionDuration": 7 * 24, "delta.logRetentionDuration": 30 * 24}  # Delta's defaults
 SETTINGS = {
-    "spark.databricks.delta.optimize.maxFileSize": str(FILE_BYTES),
-    "spark.databricks.delta.optimize.minFileSize": str(FILE_BYTES // 2),  # larger ones stay as they are
+    "spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize.threshold": str(TOGETHER_BYTES),
+    "spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize.targetCubeSize": str(TOGETHER_BYTES),
+    "spark.databricks.io.skipping.mdc.sortWithinFiles": "true",
     "spark.databricks.delta.retentionDurationCheck.enabled": "false",  # `versions` is checked by the configuration
     "spark.databricks.delta.vacuum.logging.enabled": "false",  # two versions each time, of no rows
 }
 
 
-def keeping(spark: SparkSession) -> SparkSession:
-    """A session of its own, with the settings of OPTIMIZE and VACUUM."""
+def keeping(spark: SparkSession, file_bytes: int = FILE_BYTES) -> SparkSession:
+    """A session of its own, with the settings of OPTIMIZE, to files of at most so many bytes, and of VACUUM."""
     made = fresh(spark)
-    for name, value in SETTINGS.items():
+    sizes = {
+        "spark.databricks.delta.optimize.maxFileSize": str(file_bytes),
+        "spark.databricks.delta.optimize.minFileSize": str(file_bytes // 2),  # larger ones stay as they are
+    }
+    for name, value in {**SETTINGS, **sizes}.items():
         made.conf.set(name, value)
     return made
 
@@ -50,7 +59,8 @@ class Maintain:
     """The upkeep of a lake. A table that fails is said, and does not keep the others; ``failed`` counts them."""
 
     def __init__(self, spark: SparkSession, config: Config) -> None:
-        self.spark, self.config, self.failed = keeping(spark), config, 0
+        self.config, self.failed = config, 0
+        self._plain, self._clustered = keeping(spark), keeping(spark, PART_BYTES)
 
     def logs(self, stopping: Event) -> None:
         """Keep what is only appended to."""
@@ -75,8 +85,9 @@ class Maintain:
             return
         self._remember(path, found)
         began = time.monotonic()
-        done = self.spark.sql(f"OPTIMIZE delta.`{path}`").collect()[0]["metrics"]
-        self.spark.sql(f"VACUUM delta.`{path}` RETAIN {self.config.version_hours} HOURS")
+        spark = self._clustered if found.metadata().configuration.get(CLUSTERED) else self._plain
+        done = spark.sql(f"OPTIMIZE delta.`{path}`").collect()[0]["metrics"]
+        spark.sql(f"VACUUM delta.`{path}` RETAIN {self.config.version_hours} HOURS")
         if done["numFilesRemoved"]:
             name = path.removeprefix(f"{self.config.root}/")
             counts = done["numFilesRemoved"], done["numFilesAdded"]
@@ -88,7 +99,7 @@ class Maintain:
         wanted = f"interval {self.config.version_hours} hours"
         for name, hours in KNOWN_HOURS.items():
             if self.config.version_hours > hours and found.metadata().configuration.get(name) != wanted:
-                self.spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('{name}' = '{wanted}')")
+                self._plain.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('{name}' = '{wanted}')")
 
     def _guarded(self, path: str, work: Callable[..., None], *given: str) -> None:
         try:

@@ -31,7 +31,7 @@ from jobs import feed
 from jobs.lake import create_store, settle
 from jobs.law import keep_the_law
 from jobs.rules import rule_of
-from jobs.session import fresh
+from jobs.session import fresh, sql
 from statehouse.config import Config, Store
 from statehouse.errors import FeedLost, StatehouseError
 from statehouse.fold import quoted
@@ -113,7 +113,7 @@ class Merge:
         purge: then they are read once, and counted by the way."""
         try:
             slice_ = self._events(start, head)
-            events = self._sql(f"SELECT * FROM {self.rule.events('log')}", log=slice_)
+            events = sql(self.spark, f"SELECT * FROM {self.rule.events('log')}", log=slice_)
             if slice_.where("_op <> 'report'").isEmpty():
                 return events.observe(COUNTS, *self._counts()), None
             return events, self._counted(events)
@@ -140,17 +140,12 @@ class Merge:
         found = rows._jdf.queryExecution().observedMetrics().get(COUNTS)
         return {name: found.get().getAs(name) for name in self.rule.counts} if found.isDefined() else None
 
-    def _sql(self, query: str, **views: DataFrame) -> DataFrame:
-        for name, frame in views.items():
-            frame.createOrReplaceTempView(name)
-        return self.spark.sql(query)
-
     def _rows(self, events: DataFrame, resets: bool, first: bool) -> tuple[DataFrame, DataFrame]:
         """The new rows of the events' keys; of the ``first`` round, which has all of them, without a look back. And what is run
         once of the events: these, or something before."""
         rule, load = self.rule, self.spark.read.format("delta").load
-        placed = self._sql(rule.placed("events"), events=events)
-        folded_, observed = self._sql(rule.fold("placed", resets), placed=placed), None
+        placed = sql(self.spark, rule.placed("events"), events=events)
+        folded_, observed = sql(self.spark, rule.fold("placed", resets), placed=placed), None
         state, partitioned = load(self.state), buckets(opened(self.state)) and not first
         if partitioned or (rule.store.windows and resets):  # which buckets, and the purges in it, are looked up besides
             folded_, observed = folded_.localCheckpoint(), folded_
@@ -161,7 +156,7 @@ class Merge:
         if not first and (kept := opened(self.tombstones)) and kept.version() > 0:  # there has been one
             tombstones, views["tombstones"] = "tombstones", load(self.tombstones)
         spread = rule.spread("folded", "state" if resets and not first else None, tombstones)
-        made = self._sql(rule.combine(spread, "state", tombstones, again=first), **views)
+        made = sql(self.spark, rule.combine(spread, "state", tombstones, again=first), **views)
         return made, observed or made
 
     def _bucket(self) -> str:
@@ -183,19 +178,19 @@ class Merge:
         """The same rows; those of keys that a late reset tore, folded from the whole changelog."""
         rule = self.rule
         torn = F.broadcast(rows.where("_conflict").select(*map(quoted, rule.keys)))
-        log = self._sql(rule.project("log"), log=self._events(None, head))
+        log = sql(self.spark, rule.project("log"), log=self._events(None, head))
         whole = log.join(torn, list(rule.key_columns), "semi")  # a purge of a key has no window
-        folded_ = self._sql(rule.fold("events"), events=whole)
+        folded_ = sql(self.spark, rule.fold("events"), events=whole)
         state = self.spark.read.format("delta").load(self.state)
         # Of a torn window nothing may be left: the state's own windows tell that there is one to be absent.
         query = rule.combine(rule.spread("folded", "state", None), "state", None, again=True)
-        anew = self._sql(query, folded=folded_, state=state).join(torn, list(rule.keys), "semi")
+        anew = sql(self.spark, query, folded=folded_, state=state).join(torn, list(rule.keys), "semi")
         return rows.where("NOT _conflict").unionByName(anew)
 
     def _remember(self, rows: DataFrame, head: int) -> None:
         absent = rows.where("NOT _present")
         remembered = ["*", f"CAST({head} AS BIGINT) AS position", "current_timestamp() AS log_time"]
-        frame = self._sql(f"SELECT {self.rule.remembered()} FROM absent", absent=absent).selectExpr(*remembered)
+        frame = sql(self.spark, f"SELECT {self.rule.remembered()} FROM absent", absent=absent).selectExpr(*remembered)
         frame.coalesce(1).write.format("delta").mode("append").save(self.tombstones)
 
     def _merge(self, rows: DataFrame, head: int, counts: dict[str, int]) -> None:

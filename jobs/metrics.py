@@ -14,8 +14,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from statehouse.config import Config, parse_address
+from statehouse.config import Config
 from statehouse.errors import StatehouseError
+from statehouse.values import parse_address
 
 log = logging.getLogger("statehouse")
 REGISTRY = CollectorRegistry()

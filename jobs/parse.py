@@ -13,10 +13,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from jobs.lookup import Lookups, many
-from statehouse.config import Column, Stream
+from statehouse.config import Stream
 from statehouse.fold import Rule, literal, quoted
 from statehouse.kafka import OP_HEADER, STORE_HEADER, TASK_OPERATIONS
 from statehouse.tables import EVENT_COLUMNS
+from statehouse.values import TOPIC_NAME, Column
 
 CORRUPT = "_corrupt"
 # As in jobs.feed.new: a time that is no number in the code that Spark makes.
@@ -160,7 +161,7 @@ def _task_reasons(stores: Sequence[str]) -> list[tuple[str, str]]:
             "'a task without send.topic and set.store, or with both, expected one'",
         ),
         (
-            f"_op = 'task' AND NOT {topic} RLIKE '^[A-Za-z0-9._-]{{1,249}}$'",
+            f"_op = 'task' AND NOT {topic} RLIKE '^{TOPIC_NAME}$'",
             f"concat('send.topic: found ', left({topic}, 300), ', expected letters, digits, . _ and -')",
         ),
         (

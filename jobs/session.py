@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from jobs import databricks
 from jobs.classes import with_archive
@@ -55,6 +55,13 @@ def session(app: str, log: Path | None = None, root: str = "", **settings: str) 
         return builder.getOrCreate()
     with _redirected(log):  # the JVM is started here and keeps these as its own stdout and stderr
         return builder.getOrCreate()
+
+
+def sql(spark: SparkSession, query: str, **views: DataFrame) -> DataFrame:
+    """A query over frames by their names; of a session that one thread at a time makes queries in."""
+    for name, frame in views.items():
+        frame.createOrReplaceTempView(name)
+    return spark.sql(query)
 
 
 class _redirected:

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from jobs import feed
+from jobs.session import sql
 from statehouse.config import Config
 from statehouse.fold import Rule, quoted
 from statehouse.tables import opened, table
@@ -99,11 +100,6 @@ class Steps:
             most //= 2
         return largest, max(most, 1)
 
-    def _sql(self, query: str, **views: DataFrame) -> DataFrame:
-        for name, frame in views.items():
-            frame.createOrReplaceTempView(name)
-        return self.spark.sql(query)
-
     def _spread(self, rows: DataFrame, ends: DataFrame, start: int | str) -> DataFrame:
         """Rows of keys, each at every step from its start to the key's last."""
         begin = F.expr(f"CAST({start} AS INT)")
@@ -119,9 +115,9 @@ class Steps:
         if tombstones is not None:
             views["tombstones"] = self._spread(tombstones, ends, first)
         named = "tombstones" if tombstones is not None else None
-        folded = self._sql(rule.fold("placed"), placed=self._sql(rule.placed("events"), **views))
+        folded = sql(self.spark, rule.fold("placed"), placed=sql(self.spark, rule.placed("events"), **views))
         rows = rule.spread("folded", "state", named)
-        return self._sql(rule.combine(rows, "state", named), folded=folded, **views).localCheckpoint()
+        return sql(self.spark, rule.combine(rows, "state", named), folded=folded, **views).localCheckpoint()
 
     def _again(
         self,
@@ -136,14 +132,16 @@ class Steps:
         """The same rows; those of keys that a late reset tore, folded from the whole changelog."""
         rule, load = self.stepped, feed.events(self.spark, self.config, self.stream, None, head)
         keys = self.spark.createDataFrame(torn, made.select(self.keys).schema)
-        log = self._sql(f"SELECT * FROM {self.rule.events('log')}", log=load).join(F.broadcast(keys), self.keys, "semi")
+        log = sql(self.spark, f"SELECT * FROM {self.rule.events('log')}", log=load).join(
+            F.broadcast(keys), self.keys, "semi"
+        )
         placed = events.select(*self.keys, "_order", STEP)
         begun = log.join(placed, [*self.keys, "_order"], "left").fillna(first, [STEP])  # the others are from before
         from_here = begun.withColumn(STEP, F.greatest(STEP, F.lit(first)))
         views = {"events": self._spread(from_here, ends, STEP), "state": self._spread(state, ends, first)}
-        folded = self._sql(rule.fold("placed"), placed=self._sql(rule.placed("events"), **views))
+        folded = sql(self.spark, rule.fold("placed"), placed=sql(self.spark, rule.placed("events"), **views))
         query = rule.combine(rule.spread("folded", "state", None), "state", None, again=True)
-        anew = self._sql(query, folded=folded, **views)
+        anew = sql(self.spark, query, folded=folded, **views)
         return made.join(keys, self.keys, "anti").unionByName(anew).localCheckpoint()
 
     def _after(
@@ -153,7 +151,7 @@ class Steps:
         last = made.join(ends, self.keys).where(F.col(STEP) == F.col(LAST)).drop(STEP, LAST)
         rows = [*map(quoted, self.rule.state_columns)]
         kept = state.join(last, list(self.rule.keys), "anti").unionByName(last.where("_present").select(rows))
-        absent = self._sql(f"SELECT {self.rule.remembered()} FROM absent", absent=last.where("NOT _present"))
+        absent = sql(self.spark, f"SELECT {self.rule.remembered()} FROM absent", absent=last.where("NOT _present"))
         more = absent.selectExpr("*", f"CAST({number} AS BIGINT) AS position", "current_timestamp() AS log_time")
         # Each part's plan would hold those of all before it.
         known = tombstones.unionByName(more) if tombstones is not None else more

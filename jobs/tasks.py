@@ -40,7 +40,7 @@ from jobs.send import JSON_OPTIONS, Sent
 from jobs.session import fresh
 from jobs.steps import PLACE, STEP, Steps
 from statehouse import kafka
-from statehouse.config import Config, Store, Task, next_time
+from statehouse.config import Config, Store, Task
 from statehouse.errors import KafkaUnavailable
 from statehouse.fold import SCALARS, Rule, literal, quoted
 from statehouse.kafka import OP_HEADER, STORE_HEADER, TASK_HEADER, TASK_OPERATIONS
@@ -56,6 +56,7 @@ from statehouse.tables import (
     table,
     tasks_table,
 )
+from statehouse.values import next_time
 
 log = logging.getLogger("statehouse")
 Row = dict[str, Any]

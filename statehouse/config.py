@@ -6,7 +6,6 @@ Nothing here evaluates an expression: that is done by the engines that will run 
 
 from __future__ import annotations
 
-import datetime as dt
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -14,9 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import sqlglot
 import yaml
-from cronsim import CronSim, CronSimError
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -35,141 +32,32 @@ from sqlglot import exp
 from statehouse.errors import ConfigError
 from statehouse.places import prepare, remote
 from statehouse.reducers import REDUCERS, Reducer, own, parse_reduce
+from statehouse.values import (
+    GENERATORS,
+    ORDERED,
+    RESERVED,
+    UNITS,
+    Address,
+    Column,
+    Cron,
+    Duration,
+    Expression,
+    Instance,
+    Keys,
+    Name,
+    OneOrMore,
+    Origin,
+    Schema,
+    Topic,
+    Window,
+    milliseconds,
+    parse_expression,
+    parse_schema,
+    parse_window,
+    unaliased,
+)
 
 DEFAULT_FILE = "statehouse.yaml"
-UNITS = {
-    "millisecond": 1,
-    "second": 1000,
-    "minute": 60_000,
-    "hour": 3_600_000,
-    "day": 86_400_000,
-    "week": 604_800_000,
-}
-
-
-# What makes several rows of one; found in a text that only names it, it costs a sort.
-GENERATORS = re.compile(r"\b((pos)?explode|inline)(_outer)?\b|\b(stack|json_tuple)\b", re.IGNORECASE)
-MOST_WINDOWS = 100  # that one event may be in
-# Columns of a state or tombstones table that are no key's and no reducer's.
-RESERVED = ("value", "event_time", "changed_at", "reset", "position", "log_time", "window_start")
-
-
-def milliseconds(text: Any) -> int:
-    """A duration such as ``5 seconds`` or ``1.5 hours``, in milliseconds; ValueError for anything else."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", str(text).lower())
-    if not found or found[2] not in UNITS:
-        raise ValueError(f"found {text!r}, expected a duration such as '5 seconds', '1 hour' or '7 days'")
-    return int(float(found[1]) * UNITS[found[2]])
-
-
-def parse_window(text: str) -> tuple[int, int]:
-    """``1 hour`` or ``1 hour every 15 minutes``: a window's length and how often one begins, in microseconds."""
-    length, _, every = str(text).partition(" every ")
-    size = milliseconds(length) * 1000
-    step = milliseconds(every) * 1000 if every else size
-    if not 0 < step <= size <= step * MOST_WINDOWS:
-        raise ValueError(
-            f"found {text!r}, expected a length such as '1 hour', or '1 hour every 15 minutes' with a step that is "
-            f"not longer than it, and at most {MOST_WINDOWS} windows to an event"
-        )
-    return size, step
-
-
-def next_time(cron: str, after: dt.datetime) -> dt.datetime:
-    """The first moment after one that a line such as ``0 6 * * MON-FRI`` (minute, hour, day, month, day of the week; UTC) names;
-    ValueError for anything else, and for one that never comes."""
-    try:
-        return next(CronSim(cron, after))
-    except (CronSimError, StopIteration) as error:
-        raise ValueError(
-            f"found {cron!r}, expected minute, hour, day, month and day of the week, such as '0 6 * * *': "
-            f"{error or 'there is no such day'}"
-        ) from None
-
-
-def _cron(text: Any) -> str:
-    next_time(str(text), dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc))
-    return str(text)
-
-
-def _name(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", text):
-        raise ValueError(f"found the name {text!r}, expected a letter, then letters, digits or '_'")
-    return text
-
-
-def _one_line(error: Exception) -> str:
-    """The first line of an sqlglot error without its terminal colours."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()[0].rstrip(".")
-
-
-def parse_expression(text: str) -> exp.Expr:
-    """A Spark SQL expression as sqlglot's tree; ValueError when it is not one."""
-    try:
-        return sqlglot.parse_one(text, dialect="spark")
-    except sqlglot.errors.SqlglotError as error:
-        raise ValueError(f"found {text!r}, expected a Spark SQL expression: {_one_line(error)}") from None
-
-
-def _expression(text: Any) -> str:
-    if isinstance(text, (list, dict)) or text is None:
-        raise ValueError(f"found {text!r}, expected a Spark SQL expression")
-    parse_expression(str(text))
-    return str(text)
-
-
-def _unaliased(text: str) -> str:
-    """``upper(agent) AS ag`` without its alias, in the user's own words (sqlglot would write them its own way)."""
-    alias = parse_expression(text).alias
-    return re.sub(rf"\s+(AS\s+)?[`\"]?{re.escape(alias)}[`\"]?\s*$", "", text, flags=re.IGNORECASE) if alias else text
-
-
-def _key(found: Any) -> Any:
-    if found in ("", [], None):
-        raise ValueError(f"found {found!r}, expected an expression, or a list of columns or 'expression AS name'")
-    return [_expression(part) for part in found] if isinstance(found, list) else _expression(found)
-
-
-def _selected(found: Any) -> Any:
-    """A list of expressions, or one."""
-    return found if isinstance(found, list) else [found]
-
-
-Duration = Annotated[int, BeforeValidator(milliseconds)]
-Expression = Annotated[str, BeforeValidator(_expression)]
-Name = Annotated[str, AfterValidator(_name)]
-Topic = Annotated[str, Field(min_length=1, max_length=249, pattern=r"^[A-Za-z0-9._-]+$")]
-
-
-class Column(BaseModel):
-    """A column of a stream's payload: ``type`` in Spark's DDL, ``required`` when declared NOT NULL."""
-
-    name: str
-    type: str
-    required: bool = False
-
-
-def parse_schema(ddl: str) -> list[Column]:
-    """The columns of a Spark DDL such as ``key STRING NOT NULL, ts TIMESTAMP``; ValueError when it is not one."""
-    try:
-        table = sqlglot.parse_one(f"CREATE TABLE t ({ddl})", dialect="spark")
-        definitions = list(table.this.expressions)
-    except (sqlglot.errors.SqlglotError, AttributeError) as error:
-        raise ValueError(
-            f"found {ddl!r}, expected a DDL such as 'key STRING, ts TIMESTAMP': {_one_line(error)}"
-        ) from None
-    columns = []
-    for found in definitions:
-        if not isinstance(found, exp.ColumnDef) or found.kind is None:
-            raise ValueError(f"found {found.sql('spark')!r} in the schema, expected 'name TYPE'")
-        if found.name.startswith("_"):
-            raise ValueError(f"found the column {found.name!r}: names that begin with '_' are the system's own")
-        required = any(isinstance(c.kind, exp.NotNullColumnConstraint) for c in found.constraints)
-        columns.append(Column(name=found.name, type=found.kind.sql("spark"), required=required))
-    names = [c.name.lower() for c in columns]
-    if twice := {n for n in names if names.count(n) > 1}:
-        raise ValueError(f"found the column {sorted(twice)[0]!r} twice (Spark does not tell cases apart)")
-    return columns
 
 
 class _Model(BaseModel):
@@ -187,9 +75,9 @@ class Lookup(_Model):
     name: str = ""
     stream: str
     table: str = Field(min_length=1)  # a Delta table, a CSV file with a header, or Parquet
-    schema_: Annotated[str, AfterValidator(lambda s: parse_schema(s) and s)] = Field(alias="schema")
-    key: Annotated[list[str], BeforeValidator(_selected)] = Field(min_length=1)
-    by: Annotated[list[Expression], BeforeValidator(_selected)] = Field(default_factory=list)  # 'on' is true in YAML
+    schema_: Schema = Field(alias="schema")
+    key: Annotated[list[str], OneOrMore] = Field(min_length=1)
+    by: Annotated[list[Expression], OneOrMore] = Field(default_factory=list)  # 'on' is true in YAML
 
     @cached_property
     def columns(self) -> list[Column]:
@@ -223,9 +111,10 @@ class Stream(_Model):
 
     name: str = ""
     topic: Topic
-    schema_: Annotated[str, AfterValidator(lambda s: parse_schema(s) and s)] = Field(alias="schema")
+    schema_: Schema = Field(alias="schema")
     time: Expression | None = None
     keep_payload: bool = False
+    cluster_by: Annotated[list[str], OneOrMore, Field(max_length=4)] = Field(default_factory=list)
 
     _lookups: tuple[Lookup, ...] = PrivateAttr(())
 
@@ -248,6 +137,14 @@ class Stream(_Model):
     def time_columns(self) -> list[str]:
         """The columns that the event time is made of."""
         return sorted({c.name for c in parse_expression(self.time).find_all(exp.Column)}) if self.time else []
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Stream:
+        plain = {c.name: c.type for c in self.columns if c.type.upper().startswith(ORDERED)}
+        if unknown := [name for name in self.cluster_by if name not in plain]:
+            found = f"cluster_by: {unknown[0]!r}"
+            raise ValueError(f"found {found}, expected columns of the schema that have an order: {', '.join(plain)}")
+        return self
 
 
 class Key(BaseModel):
@@ -280,7 +177,7 @@ class Route(_Model):
     name: str = ""
     stream: str = Field(alias="from")
     where: Expression | None = None
-    select: Annotated[list[Expression], BeforeValidator(_selected)] = Field(default=["*"], min_length=1)
+    select: Annotated[list[Expression], OneOrMore] = Field(default=["*"], min_length=1)
     to: Target
 
     @property
@@ -320,11 +217,11 @@ class Store(_Model):
 
     name: str = ""
     stream: str
-    key: Annotated[str | list[str], BeforeValidator(_key)]
+    key: Keys
     agent: Expression | None = None
     where: Expression | None = None
     value: Expression | None = None
-    window: Annotated[str, AfterValidator(lambda w: parse_window(w) and w)] | None = None
+    window: Window | None = None
     retention: Annotated[str, AfterValidator(lambda r: (milliseconds(r), r)[1])] | None = None
     reduce: Annotated[
         Annotated[str, Tag("<name>")] | Annotated[Own, Tag("<own>")],
@@ -337,8 +234,8 @@ class Store(_Model):
     def keys(self) -> list[Key]:
         """The key's columns: one named ``key``, or a composite key's own."""
         if isinstance(self.key, str):
-            return [Key(name="key", expression=_unaliased(self.key))]
-        return [Key(name=parse_expression(part).alias_or_name, expression=_unaliased(part)) for part in self.key]
+            return [Key(name="key", expression=unaliased(self.key))]
+        return [Key(name=parse_expression(part).alias_or_name, expression=unaliased(part)) for part in self.key]
 
     @property
     def composite(self) -> bool:
@@ -424,7 +321,7 @@ class Task(_Model):
     when: Expression | None = None
     after: Duration = 0
     every: Annotated[Duration, Field(ge=1)] | None = None
-    at: Annotated[str, BeforeValidator(_cron)] | None = None
+    at: Cron | None = None
     send: Send | None = None
     set_: SetKey | None = Field(default=None, alias="set")
 
@@ -439,21 +336,6 @@ class Task(_Model):
         return self
 
 
-def _origin(text: str) -> str:
-    if text != "*" and not re.fullmatch(r"https?://[^/\s]+", text):
-        raise ValueError(f"found {text!r}, expected '*' or an origin such as 'https://app.example.org'")
-    return text
-
-
-def _instance(text: str) -> str:
-    if not re.fullmatch(r"https?://[^/\s?#]+:\d{1,5}/?", text):
-        raise ValueError(f"found {text!r}, expected an instance such as 'http://10.0.0.1:8080'")
-    return text.rstrip("/")
-
-
-Instance = Annotated[str, AfterValidator(_instance)]
-
-
 class Api(_Model):
     """Who may use the API, and how much of it; and where the other instances are."""
 
@@ -463,7 +345,7 @@ class Api(_Model):
     max_rows: int = Field(default=10_000, ge=1)
     max_time: Duration = Field(default=60_000, ge=1)  # ms
     rate_limit: float | None = Field(default=None, gt=0, allow_inf_nan=False)  # requests per second
-    cors: list[Annotated[str, AfterValidator(_origin)]] = Field(default_factory=list)
+    cors: list[Origin] = Field(default_factory=list)
     max_lag: Duration | None = None  # ms
     replica: Literal["memory", "disk", "none"] = "memory"
     cache: str | None = None  # a folder of this machine, of a replica on disk
@@ -485,18 +367,10 @@ class Api(_Model):
         return self
 
 
-def parse_address(text: Any) -> tuple[str, int]:
-    """``127.0.0.1:9100`` or ``[::1]:9100``: host and port; ValueError for anything else."""
-    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+):(\d{1,5})", str(text))
-    if not found or int(found[2]) > 65535:
-        raise ValueError(f"found {text!r}, expected a host and a port such as '127.0.0.1:9100'")
-    return found[1].strip("[]"), int(found[2])
-
-
 class Jobs(_Model):
     """How the jobs run."""
 
-    metrics: Annotated[str, BeforeValidator(lambda a: parse_address(a) and a)] | None = None
+    metrics: Address | None = None
 
 
 class Config(_Model):

@@ -18,8 +18,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from statehouse.config import Store, Stream, milliseconds
+from statehouse.config import Store, Stream
 from statehouse.reducers import ORDER, ORDER_SQL, accumulator
+from statehouse.values import milliseconds
 
 SCALARS = (
     "STRING",

@@ -69,6 +69,7 @@ TASK_COLUMNS = {
 DEFINITION = "statehouse.definition"  # the table property that holds the rule a state was folded by
 BUCKETS = "statehouse.buckets"  # of a state that is partitioned: into how many, by the column
 BUCKET = "_bucket"
+CLUSTERED = "statehouse.cluster_by"  # of a changelog that is compacted in an order: the columns
 GENERATION = "statehouse.generation"  # how often a state, or its tombstones, was replaced as a whole: by recover
 
 
@@ -160,13 +161,14 @@ def metadata(path: str, field: str) -> dict[str, Any] | None:
     return next((said for _, said in _said(delta) if field in said), None) if delta else None
 
 
-def covered(delta: DeltaTable) -> dict[str, Any] | None:
-    """What a version of a changelog has of its topic: ``topic``, and by partition the next ``offsets``. None: it is not known,
-    as the log no longer has the commit that says so. Where the table has changed meanwhile it is the newest version's."""
+def covered(delta: DeltaTable, most: int | None = None) -> dict[str, Any] | None:
+    """What a version of a changelog, or the last before ``most``, has of its topic: ``topic``, and by partition the next ``offsets``.
+    None: it is not known, as the log no longer has the commit that says so. Where the table has changed meanwhile it is the newest
+    version's."""
     first = None
     for version, said in _said(delta):
         first = version
-        if "offsets" in said:
+        if "offsets" in said and (most is None or (version is not None and version <= most)):
             return {**said, "offsets": {int(p): o for p, o in said["offsets"].items()}}
     return {"offsets": {}} if first == 0 else None
 
@@ -174,14 +176,10 @@ def covered(delta: DeltaTable) -> dict[str, Any] | None:
 def offsets_at(path: str, version: int) -> dict[int, int] | None:
     """By partition the next offset that a version of a changelog covers, which need not be the newest; None as :func:`covered`."""
     while True:
-        delta, first, found = DeltaTable(path), None, None
-        for at, said in _said(delta):
-            first = at
-            if at is not None and at <= version and "offsets" in said:
-                found = {int(p): o for p, o in said["offsets"].items()}
-                break
+        delta = DeltaTable(path)
+        found = covered(delta, version)
         if DeltaTable(path).version() == delta.version():  # else the entries may be numbered wrongly
-            return found if found is not None else {} if first == 0 else None
+            return None if found is None else found["offsets"]
 
 
 def _said(delta: DeltaTable) -> Iterator[tuple[int | None, dict[str, Any]]]:

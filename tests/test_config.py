@@ -7,9 +7,10 @@ import pickle
 
 import pytest
 
-from statehouse.config import load, milliseconds, parse_address, parse_schema
+from statehouse.config import load
 from statehouse.errors import ConfigError
 from statehouse.status import store_status
+from statehouse.values import milliseconds, parse_address, parse_schema
 
 GOOD = """root: ./lake
 kafka:
@@ -76,6 +77,12 @@ def test_the_environment_overrides_scalars(tmp_path):
         ("key STRING, agent", "key STRNG, agent", 7, "STRNG"),
         ("key STRING, agent", "_key STRING, agent", 7, "names that begin with '_'"),
         ("key STRING, agent", "agent STRING, agent", 7, "'agent' twice"),
+        (
+            "    time:",
+            "    cluster_by: store\n    time:",
+            5,
+            "found cluster_by: 'store', expected columns of the schema",
+        ),
         ("key: key", "key: [key, upper(agent)]", 10, "expected a column or 'expression AS name'"),
         ("key: key", "key: [key, value]", 10, "found a key part named 'value'"),
         ("    reduce", "    reduces: x\n    reduce", 15, "found 'reduces', expected one of agent, buckets, key"),

@@ -6,9 +6,14 @@ import random
 import threading
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
+import jobs.maintain
+from api.lake import Lake, _may_have
+from api.replica import Replica
 from jobs.ingest import Ingest
 from jobs.maintain import Maintain
 from jobs.merge import Merge
@@ -16,7 +21,7 @@ from jobs.run import catch_up, run_merges
 from statehouse.errors import ConfigError
 from statehouse.tables import opened
 from tests.lakes import drawn, right, state, written
-from tests.records import SCHEMA, record, rows, wait
+from tests.records import SCHEMA, control, record, rows, wait
 
 TABLES = ("changelog/s", "quarantine/s", "state/total", "state/hours", "tombstones/total")
 
@@ -94,6 +99,71 @@ def test_the_merge_keeps_its_tables_between_two_rounds(lake):
     stopping.set()
     worker.join(10)
     assert kept[:4] == merges * 2
+
+
+@pytest.mark.slow
+def test_a_changelog_is_compacted_by_key_and_a_keys_history_read_from_few_files(spark, lake, monkeypatch):
+    """Of a stream whose ``cluster_by`` is set after its first events, and taken away in the end. Random reports; sets and purges,
+    which may be of any key's store, are looked at wherever they are."""
+    monkeypatch.setattr(jobs.maintain, "PART_BYTES", 4_000)
+    written = (
+        "streams: {s: {topic: t, schema: 'key STRING, n BIGINT'}}\n"
+        "stores: {last: {stream: s, key: key, value: n, reduce: latest}}"
+    )
+    config = lake(written)
+    dice, path, sent = random.Random(5), f"{config.root}/changelog/s", 0
+
+    def ingest(*found):
+        Ingest(spark, config, config.streams["s"]).batch(spark.createDataFrame(found, SCHEMA))
+
+    def more():
+        nonlocal sent
+        names = [f"key-{dice.randrange(60):02}" for _ in range(200)]
+        numbered = enumerate(names, sent)
+        ingest(*(record("t", 0, n, 10**15 + n, name, {"key": name, "n": n}) for n, name in numbered))
+        sent += len(names)
+
+    def histories():
+        replica.refresh()
+        snapshot = replica.snapshot("last")
+        return {f"key-{n:02}": reading.history(snapshot, [f"key-{n:02}"], None, 1000)[0] for n in range(60)}
+
+    def read(key):
+        actions = pa.table(opened(path).get_add_actions(flatten=True))
+        return pc.sum(_may_have({"key": key}, actions)).as_py(), actions.num_rows
+
+    more()
+    config = lake(written.replace("BIGINT'", "BIGINT', cluster_by: key"))
+    more()
+    more()
+    Merge(spark, config, config.stores["last"]).round()
+    replica, reading = Replica(config), Lake(config)
+    before = histories()
+    assert sum(map(len, before.values())) == 600
+    few, all_ = read("key-07")
+    assert few == all_, "any of them may have it"
+    Maintain(spark, config).logs(threading.Event())
+    for key in before:
+        few, all_ = read(key)
+        assert 1 <= few <= 2 < all_, key
+    assert histories() == before
+    ingest(
+        record("t", 0, 600, 10**15 + 600, "key-07", {"value": 7}, control("set", "last")),
+        record("t", 0, 601, 10**15 + 601, "key-08", None),
+    )
+    Maintain(spark, config).logs(threading.Event())
+    now = histories()
+    assert [e["op"] for e in now["key-07"]][:1] == ["set"] and now["key-07"][1:] == before["key-07"]
+    assert [e["op"] for e in now["key-08"]][:1] == ["purge"] and now["key-08"][1:] == before["key-08"]
+    rest = before.keys() - {"key-07", "key-08"}
+    assert {key: now[key] for key in rest} == {key: before[key] for key in rest}
+    config, sent = lake(written), 602
+    for _ in range(3):
+        more()
+    files = read("key-07")[1]
+    Maintain(spark, config).logs(threading.Event())
+    assert read("key-07")[1] < files, "what is no longer clustered is compacted as others are"
+    assert sum(map(len, histories().values())) == 1202
 
 
 @pytest.mark.slow

@@ -1,0 +1,180 @@
+"""What a value of ``statehouse.yaml`` may be: durations, windows, times of the day, expressions, schemas, names, addresses."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from typing import Annotated, Any
+
+import sqlglot
+from cronsim import CronSim, CronSimError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
+from sqlglot import exp
+
+UNITS = {
+    "millisecond": 1,
+    "second": 1000,
+    "minute": 60_000,
+    "hour": 3_600_000,
+    "day": 86_400_000,
+    "week": 604_800_000,
+}
+
+
+# What makes several rows of one; found in a text that only names it, it costs a sort.
+GENERATORS = re.compile(r"\b((pos)?explode|inline)(_outer)?\b|\b(stack|json_tuple)\b", re.IGNORECASE)
+MOST_WINDOWS = 100  # that one event may be in
+# Columns of a state or tombstones table that are no key's and no reducer's.
+RESERVED = ("value", "event_time", "changed_at", "reset", "position", "log_time", "window_start")
+
+
+def milliseconds(text: Any) -> int:
+    """A duration such as ``5 seconds`` or ``1.5 hours``, in milliseconds; ValueError for anything else."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", str(text).lower())
+    if not found or found[2] not in UNITS:
+        raise ValueError(f"found {text!r}, expected a duration such as '5 seconds', '1 hour' or '7 days'")
+    return int(float(found[1]) * UNITS[found[2]])
+
+
+def parse_window(text: str) -> tuple[int, int]:
+    """``1 hour`` or ``1 hour every 15 minutes``: a window's length and how often one begins, in microseconds."""
+    length, _, every = str(text).partition(" every ")
+    size = milliseconds(length) * 1000
+    step = milliseconds(every) * 1000 if every else size
+    if not 0 < step <= size <= step * MOST_WINDOWS:
+        raise ValueError(
+            f"found {text!r}, expected a length such as '1 hour', or '1 hour every 15 minutes' with a step that is "
+            f"not longer than it, and at most {MOST_WINDOWS} windows to an event"
+        )
+    return size, step
+
+
+def next_time(cron: str, after: dt.datetime) -> dt.datetime:
+    """The first moment after one that a line such as ``0 6 * * MON-FRI`` (minute, hour, day, month, day of the week; UTC) names;
+    ValueError for anything else, and for one that never comes."""
+    try:
+        return next(CronSim(cron, after))
+    except (CronSimError, StopIteration) as error:
+        raise ValueError(
+            f"found {cron!r}, expected minute, hour, day, month and day of the week, such as '0 6 * * *': "
+            f"{error or 'there is no such day'}"
+        ) from None
+
+
+def _cron(text: Any) -> str:
+    next_time(str(text), dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc))
+    return str(text)
+
+
+def _name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", text):
+        raise ValueError(f"found the name {text!r}, expected a letter, then letters, digits or '_'")
+    return text
+
+
+def _one_line(error: Exception) -> str:
+    """The first line of an sqlglot error without its terminal colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()[0].rstrip(".")
+
+
+def parse_expression(text: str) -> exp.Expr:
+    """A Spark SQL expression as sqlglot's tree; ValueError when it is not one."""
+    try:
+        return sqlglot.parse_one(text, dialect="spark")
+    except sqlglot.errors.SqlglotError as error:
+        raise ValueError(f"found {text!r}, expected a Spark SQL expression: {_one_line(error)}") from None
+
+
+def _expression(text: Any) -> str:
+    if isinstance(text, (list, dict)) or text is None:
+        raise ValueError(f"found {text!r}, expected a Spark SQL expression")
+    parse_expression(str(text))
+    return str(text)
+
+
+def unaliased(text: str) -> str:
+    """``upper(agent) AS ag`` without its alias, in the user's own words (sqlglot would write them its own way)."""
+    alias = parse_expression(text).alias
+    return re.sub(rf"\s+(AS\s+)?[`\"]?{re.escape(alias)}[`\"]?\s*$", "", text, flags=re.IGNORECASE) if alias else text
+
+
+def _key(found: Any) -> Any:
+    if found in ("", [], None):
+        raise ValueError(f"found {found!r}, expected an expression, or a list of columns or 'expression AS name'")
+    return [_expression(part) for part in found] if isinstance(found, list) else _expression(found)
+
+
+def listed(found: Any) -> Any:
+    """A list of expressions, or one."""
+    return found if isinstance(found, list) else [found]
+
+
+# Types that a table can be clustered by: those of which Delta keeps the least and the greatest of a file.
+NUMBERS = ("TINYINT", "SMALLINT", "INT", "BIGINT", "DECIMAL", "FLOAT", "DOUBLE")
+ORDERED = ("STRING", "VARCHAR", "DATE", "TIMESTAMP", *NUMBERS)
+
+
+class Column(BaseModel):
+    """A column of a stream's payload: ``type`` in Spark's DDL, ``required`` when declared NOT NULL."""
+
+    name: str
+    type: str
+    required: bool = False
+
+
+def parse_schema(ddl: str) -> list[Column]:
+    """The columns of a Spark DDL such as ``key STRING NOT NULL, ts TIMESTAMP``; ValueError when it is not one."""
+    try:
+        table = sqlglot.parse_one(f"CREATE TABLE t ({ddl})", dialect="spark")
+        definitions = list(table.this.expressions)
+    except (sqlglot.errors.SqlglotError, AttributeError) as error:
+        raise ValueError(
+            f"found {ddl!r}, expected a DDL such as 'key STRING, ts TIMESTAMP': {_one_line(error)}"
+        ) from None
+    columns = []
+    for found in definitions:
+        if not isinstance(found, exp.ColumnDef) or found.kind is None:
+            raise ValueError(f"found {found.sql('spark')!r} in the schema, expected 'name TYPE'")
+        if found.name.startswith("_"):
+            raise ValueError(f"found the column {found.name!r}: names that begin with '_' are the system's own")
+        required = any(isinstance(c.kind, exp.NotNullColumnConstraint) for c in found.constraints)
+        columns.append(Column(name=found.name, type=found.kind.sql("spark"), required=required))
+    names = [c.name.lower() for c in columns]
+    if twice := {n for n in names if names.count(n) > 1}:
+        raise ValueError(f"found the column {sorted(twice)[0]!r} twice (Spark does not tell cases apart)")
+    return columns
+
+
+def _origin(text: str) -> str:
+    if text != "*" and not re.fullmatch(r"https?://[^/\s]+", text):
+        raise ValueError(f"found {text!r}, expected '*' or an origin such as 'https://app.example.org'")
+    return text
+
+
+def _instance(text: str) -> str:
+    if not re.fullmatch(r"https?://[^/\s?#]+:\d{1,5}/?", text):
+        raise ValueError(f"found {text!r}, expected an instance such as 'http://10.0.0.1:8080'")
+    return text.rstrip("/")
+
+
+def parse_address(text: Any) -> tuple[str, int]:
+    """``127.0.0.1:9100`` or ``[::1]:9100``: host and port; ValueError for anything else."""
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+):(\d{1,5})", str(text))
+    if not found or int(found[2]) > 65535:
+        raise ValueError(f"found {text!r}, expected a host and a port such as '127.0.0.1:9100'")
+    return found[1].strip("[]"), int(found[2])
+
+
+Duration = Annotated[int, BeforeValidator(milliseconds)]
+Expression = Annotated[str, BeforeValidator(_expression)]
+Name = Annotated[str, AfterValidator(_name)]
+TOPIC_NAME = "[A-Za-z0-9._-]{1,249}"  # that Kafka takes
+Topic = Annotated[str, Field(pattern=f"^{TOPIC_NAME}$")]
+Instance = Annotated[str, AfterValidator(_instance)]
+Origin = Annotated[str, AfterValidator(_origin)]
+Schema = Annotated[str, AfterValidator(lambda s: parse_schema(s) and s)]
+Window = Annotated[str, AfterValidator(lambda w: parse_window(w) and w)]
+Cron = Annotated[str, BeforeValidator(_cron)]
+Keys = Annotated[str | list[str], BeforeValidator(_key)]
+Address = Annotated[str, BeforeValidator(lambda a: parse_address(a) and a)]
+OneOrMore = BeforeValidator(listed)
