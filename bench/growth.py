@@ -37,7 +37,7 @@ streams:
 stores:
   total: {{stream: s, key: key, value: n, reduce: sum{buckets}}}
 """
-BATCHES = {10: 5, 1_000: 5, 100_000: 3}  # events, and how often, after one to warm up
+BATCHES, TIMES = (10, 1_000, 100_000), 3  # events, and how often, after one to warm up
 BUCKETS = 64
 EVENTS, PARTITIONS = 2_000_000, (1, 2, 4)
 
@@ -54,7 +54,7 @@ def write(file: Path, count: int, key: str, seed: int) -> None:
     """Events, as many as are to be, whose keys are an expression of ``i``."""
     duck.connect().execute(f"""
         COPY (SELECT 'key-' || {key} AS key, 'agent-' || (i % 7) AS agent, CAST(hash(i, {seed}) % 1000 AS BIGINT) AS n,
-            TIMESTAMPTZ '2024-01-01 00:00:00+00' + to_seconds({seed} * 1000000 + i % 1000000) AS ts
+            TIMESTAMPTZ '2024-01-01 00:00:00+00' + to_seconds({seed % 1000} * 1000000 + i % 1000000) AS ts
         FROM range({count}) AS t(i)) TO '{file}' (FORMAT PARQUET)""")
 
 
@@ -70,9 +70,9 @@ def keys(spark, folder: Path, count: int, buckets: int = 0) -> None:
     print(
         f"{count:,} keys, {buckets} buckets: first merge {time.monotonic() - began:.1f} s (load average {os.getloadavg()[0]:.1f})"
     )
-    for size, times in BATCHES.items():
+    for size in BATCHES:
         took = []
-        for number in range(times + 1):
+        for number in range(TIMES + 1):
             write(folder / "some.parquet", size, f"(hash(i, {number}) % {count})", 100 + number)
             load_file(spark, config, stream, folder / "some.parquet")
             began = time.monotonic()

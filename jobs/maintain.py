@@ -26,6 +26,7 @@ from jobs.session import fresh
 from statehouse.config import Config
 from statehouse.errors import first_line
 from statehouse.tables import CLUSTERED, opened, table
+from statehouse.values import UNITS
 
 log = logging.getLogger("statehouse")
 # A key that is looked for, or changed, is in one file; one of Delta's default of 1 GiB would be read, or written, for it.
@@ -33,12 +34,12 @@ FILE_BYTES = 128 * 1024 * 1024
 # What is clustered came together, and is put together until it is so much: a key's events are in one file of eight or more, and
 # what is finished is not written again.
 TOGETHER_BYTES, PART_BYTES = 256 * 1024 * 1024, 32 * 1024 * 1024
-KNOWN_HOURS = {"delta.deletedFileRetentionDuration": 7 * 24, "delta.logRetentionDuration": 30 * 24}  # Delta's defaults
+REMOVED_KEPT, COMMITS_KEPT = "delta.deletedFileRetentionDuration", "delta.logRetentionDuration"
+DEFAULTS = {REMOVED_KEPT: 7 * UNITS["day"], COMMITS_KEPT: 30 * UNITS["day"]}  # Delta's
 SETTINGS = {
     "spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize.threshold": str(TOGETHER_BYTES),
     "spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize.targetCubeSize": str(TOGETHER_BYTES),
     "spark.databricks.io.skipping.mdc.sortWithinFiles": "true",
-    "spark.databricks.delta.retentionDurationCheck.enabled": "false",  # `versions` is checked by the configuration
     "spark.databricks.delta.vacuum.logging.enabled": "false",  # two versions each time, of no rows
 }
 
@@ -87,19 +88,21 @@ class Maintain:
         began = time.monotonic()
         spark = self._clustered if found.metadata().configuration.get(CLUSTERED) else self._plain
         done = spark.sql(f"OPTIMIZE delta.`{path}`").collect()[0]["metrics"]
-        spark.sql(f"VACUUM delta.`{path}` RETAIN {self.config.version_hours} HOURS")
+        spark.sql(f"VACUUM delta.`{path}`")
         if done["numFilesRemoved"]:
             name = path.removeprefix(f"{self.config.root}/")
             counts = done["numFilesRemoved"], done["numFilesAdded"]
             log.info("%s: %d files → %d, %.1f s", name, *counts, time.monotonic() - began)
 
     def _remember(self, path: str, found: DeltaTable) -> None:
-        """Have Delta know of what it has to keep for as long as it is to be kept: a file that it no longer knows to be of an older
-        version goes by its age, and a version goes with its commit."""
-        wanted = f"interval {self.config.version_hours} hours"
-        for name, hours in KNOWN_HOURS.items():
-            if self.config.version_hours > hours and found.metadata().configuration.get(name) != wanted:
-                self._plain.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('{name}' = '{wanted}')")
+        """Have the table itself say for how long VACUUM, also another tool's, keeps what was removed: as long as ``versions``.
+        (``RETAIN`` takes whole hours only, and none for less than half of one.) Its commits are kept no shorter."""
+        kept, versions = found.metadata().configuration, self.config.versions
+        wanted = {REMOVED_KEPT: versions, COMMITS_KEPT: max(versions, DEFAULTS[COMMITS_KEPT])}
+        if any(kept.get(name, _interval(DEFAULTS[name])) != _interval(duration) for name, duration in wanted.items()):
+            # Both at once: Delta refuses the first where it is longer than the second.
+            both = ", ".join(f"'{name}' = '{_interval(duration)}'" for name, duration in wanted.items())
+            self._plain.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ({both})")
 
     def _guarded(self, path: str, work: Callable[..., None], *given: str) -> None:
         try:
@@ -107,3 +110,7 @@ class Maintain:
         except Exception as error:
             self.failed += 1
             log.error("maintain %s: %s; trying again the next time", path, first_line(error))
+
+
+def _interval(milliseconds: int) -> str:
+    return f"interval {milliseconds // 1000} seconds"

@@ -174,11 +174,38 @@ def test_what_is_kept_for_long_is_known_for_as_long(spark, lake):
     maintain, path = Maintain(spark, config), f"{config.root}/changelog/s"
     maintain.logs(threading.Event())
     kept = opened(path).metadata().configuration
-    assert kept["delta.deletedFileRetentionDuration"] == "interval 240 hours"
-    assert "delta.logRetentionDuration" not in kept, "which is 30 days"
+    assert kept["delta.deletedFileRetentionDuration"] == "interval 864000 seconds"
+    assert kept["delta.logRetentionDuration"] == "interval 2592000 seconds", "30 days, as Delta has it"
     version = opened(path).version()
     maintain.logs(threading.Event())
     assert opened(path).version() == version and not maintain.failed
+    config = config.model_copy(update={"versions": 60 * 86_400_000})
+    Maintain(spark, config).logs(threading.Event())
+    kept = opened(path).metadata().configuration
+    assert (
+        kept["delta.deletedFileRetentionDuration"] == kept["delta.logRetentionDuration"] == "interval 5184000 seconds"
+    )
+
+
+@pytest.mark.slow
+def test_files_that_no_version_needs_any_more_are_deleted_after_seconds_if_so_wanted(spark, lake):
+    """Shorter than the configuration takes, as nobody waits an hour: the files of the versions of the last seconds stay."""
+    config = lake("streams: {s: {topic: t, schema: key STRING}}").model_copy(update={"versions": 8_000})
+    ingest, path = Ingest(spark, config, config.streams["s"]), Path(f"{config.root}/changelog/s")
+    for number in range(3):
+        ingest.batch(spark.createDataFrame([record("t", 0, number, 10**15, "a", {"key": "a"})], SCHEMA))
+    there = {file.name for file in path.glob("*.parquet")}
+    maintain = Maintain(spark, config)
+    maintain.logs(threading.Event())
+    now = {file.name for file in path.glob("*.parquet")}
+    assert there < now, "compacted, and the version before can still be read"
+
+    def gone():
+        maintain.logs(threading.Event())
+        return {file.name for file in path.glob("*.parquet")} == now - there
+
+    wait(gone, 60, 1, "the files of older versions are deleted")
+    assert not maintain.failed
 
 
 def test_versions_are_kept_for_an_hour_at_least(lake):
