@@ -3,7 +3,7 @@
 The processes and requests of :mod:`bench.soak`, but the jobs look after their tables every five seconds, and what no version of the
 last half minute has is deleted (the configuration does not take less than an hour). Two readers ask for the tables in SQL, all the
 time. Every tenth of the time: each table's files, those that the newest version has and those that are there. In the end every key's
-total and last value is compared with what was sent.
+total and last value is compared with what was sent, in the API's answers and in the tables.
 """
 
 from __future__ import annotations
@@ -110,11 +110,15 @@ def main(minutes: float = 10, rate: float = 200) -> None:
             print(f"{reader.path.name}: {reader.answers} answers in SQL, {len(reader.failed)} failed {said}")
         print(f"in the end: {files(lake)}")
         for store, right in (("last", source.last), ("total", source.total)):
-            found = rows(stage.port, store)
-            differing = [k for k in right if found.get(k) != right[k]]
-            print(f"{store}: {len(found):,} keys, {len(differing)} other than what was sent {differing[:5]}")
+            with duck.connect() as db:
+                table = dict(db.sql(f"SELECT key, value FROM delta_scan('{lake / 'state' / store}')").fetchall())
+            for where, found in (("the API", rows(stage.port, store)), ("the table", table)):
+                differing = [k for k in right if found.get(k) != right[k]]
+                print(
+                    f"{store}, {where}: {len(found):,} keys, {len(differing)} other than what was sent {differing[:5]}"
+                )
         lines = (stage.folder / "log").read_text().splitlines()
-        print(*[line for line in lines if "maintain" in line or "again" in line][:10], sep="\n")
+        print(*[line for line in lines if line[2:3] == ":" and ("maintain " in line or "again" in line)][:10], sep="\n")
         print(f"{sum(' files → ' in line for line in lines)} compactions; {source.sent:,} events")
 
 

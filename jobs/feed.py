@@ -11,7 +11,7 @@ from statehouse.config import Config, Stream
 from statehouse.fold import gained
 from statehouse.tables import table
 
-# What Spark and Delta say of a version whose log or whose files are gone.
+# What Spark and Delta say of a version whose log or whose files are gone, or may be.
 GONE = (
     "FILE_NOT_EXIST",
     "DELTA_VERSION_NOT_FOUND",
@@ -19,6 +19,7 @@ GONE = (
     "DELTA_CHANGE_DATA_FILE_NOT_FOUND",
     "DELTA_MISSING_CHANGE_DATA",
     "DELTA_TRUNCATED_TRANSACTION_LOG",
+    "DELTA_UNSUPPORTED_TIME_TRAVEL_BEYOND_DELETED_FILE_RETENTION_DURATION",
     "Could not find any delta files",
 )
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -193,6 +195,30 @@ def test_a_compacted_changelog_whose_old_log_is_gone_folds_to_the_same(spark, fi
         assert state(spark, config, store) == right(events + new, store)
     found = recover(spark, config, config.stores["votes"])
     assert (found.added, found.gone, found.changed) == (0, 0, 0)
+
+
+@pytest.mark.slow
+def test_a_store_that_was_down_for_longer_than_versions_folds_to_the_same(spark, filled):
+    """Delta may refuse versions that are older than it keeps removed files, also where all files are there: not with our settings,
+    but with another platform's."""
+    config, events = filled
+    behind, new = drawn(50, first=COUNT)
+    ingest = Ingest(spark, config, config.streams["s"])
+    for part in (behind[:25], behind[25:]):
+        ingest.batch(spark.createDataFrame(part, SCHEMA))
+    commits = sorted(Path(config.root, "changelog/s/_delta_log").glob("*.json"))
+    for number, file in enumerate(commits[:-1]):
+        os.utime(file, (time.time() - 10 * 86_400 + number,) * 2)
+    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    merges = {name: Merge(spark, config, store) for name, store in config.stores.items()}
+    enforced = "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration"
+    merges["total"].spark.conf.set(enforced, "true")
+    with pytest.raises(FeedLost, match="no longer has what came between its versions 3 and"):
+        merges["total"].round()
+    assert merges["votes"].round().start == 3
+    assert catch_up([*merges.values()], lambda done: None) == 2
+    for store in config.stores:
+        assert state(spark, config, store) == right(events + new, store)
 
 
 def test_a_late_event_older_than_an_expired_tombstone_counts_until_the_next_recovery(spark, lake):
