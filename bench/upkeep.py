@@ -23,6 +23,7 @@ from api import duck
 from bench.soak import Stage, measured, staged, status_of
 from bench.stopped import Truth, rows
 from statehouse.config import load
+from statehouse.tables import position, table
 
 EVERY, VERSIONS = "5 seconds", 30_000  # ms
 TABLES = ("changelog/s", "state/total", "state/last", "state/status", "tombstones/total", "quarantine/s")
@@ -104,15 +105,17 @@ def main(minutes: float = 10, rate: float = 200) -> None:
             s["position"] != s["head"] for s in status_of(stage.port)
         ):
             time.sleep(0.5)
-        time.sleep(15)  # until all of it is merged, too
+        config, head = load(stage.folder / "statehouse.yaml"), lambda: DeltaTable(str(lake / "changelog/s")).version()
+        while any(position(table(config, "state", store)) != head() for store in config.stores):
+            time.sleep(0.5)
         for reader in readers:
             said = Counter(reader.failed).most_common(3)
             print(f"{reader.path.name}: {reader.answers} answers in SQL, {len(reader.failed)} failed {said}")
         print(f"in the end: {files(lake)}")
         for store, right in (("last", source.last), ("total", source.total)):
             with duck.connect() as db:
-                table = dict(db.sql(f"SELECT key, value FROM delta_scan('{lake / 'state' / store}')").fetchall())
-            for where, found in (("the API", rows(stage.port, store)), ("the table", table)):
+                kept = dict(db.sql(f"SELECT key, value FROM delta_scan('{lake / 'state' / store}')").fetchall())
+            for where, found in (("the API", rows(stage.port, store)), ("the table", kept)):
                 differing = [k for k in right if found.get(k) != right[k]]
                 print(
                     f"{store}, {where}: {len(found):,} keys, {len(differing)} other than what was sent {differing[:5]}"

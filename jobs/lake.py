@@ -51,6 +51,12 @@ CHANGELOG_PROPERTIES = {
 }
 
 
+def retention(config: Config) -> dict[str, str]:
+    """The table properties that say for how long older versions can be read: their files, and their commits."""
+    kept = f"interval {config.versions // 1000} seconds"
+    return {"delta.deletedFileRetentionDuration": kept, "delta.logRetentionDuration": kept}
+
+
 def create(
     spark: SparkSession, path: str, columns: dict[str, str], properties: dict[str, str], partition: str | None = None
 ) -> None:
@@ -85,7 +91,7 @@ def create_stream(spark: SparkSession, config: Config, stream: Stream) -> None:
     """``changelog/<stream>`` and ``quarantine/<stream>``. A column that the schema has gained is added, null in the
     rows that are there; one that has another type now raises DefinitionChanged. One that was dropped stays, and is null."""
     path = table(config, "changelog", stream.name)
-    create(spark, path, changelog_columns(stream), CHANGELOG_PROPERTIES)
+    create(spark, path, changelog_columns(stream), {**CHANGELOG_PROPERTIES, **retention(config)})
     kept = {f.name.lower(): f.dataType.simpleString() for f in spark.read.format("delta").load(path).schema}
     for column in stream.known:
         kind = spark.createDataFrame([], f"x {column.type}").schema[0].dataType.simpleString()
@@ -99,7 +105,7 @@ def create_stream(spark: SparkSession, config: Config, stream: Stream) -> None:
             )
     _cluster(spark, path, stream.cluster_by)
     skipping = {"delta.appendOnly": "true", "delta.dataSkippingStatsColumns": "partition,offset,log_time"}
-    create(spark, table(config, "quarantine", stream.name), QUARANTINE_COLUMNS, skipping)
+    create(spark, table(config, "quarantine", stream.name), QUARANTINE_COLUMNS, {**skipping, **retention(config)})
 
 
 def _cluster(spark: SparkSession, path: str, by: list[str]) -> None:

@@ -21,12 +21,12 @@ from threading import Event
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from jobs.lake import retention
 from jobs.merge import Merge
 from jobs.session import fresh
 from statehouse.config import Config
 from statehouse.errors import first_line
 from statehouse.tables import CLUSTERED, opened, table
-from statehouse.values import UNITS
 
 log = logging.getLogger("statehouse")
 # A key that is looked for, or changed, is in one file; one of Delta's default of 1 GiB would be read, or written, for it.
@@ -34,8 +34,6 @@ FILE_BYTES = 128 * 1024 * 1024
 # What is clustered came together, and is put together until it is so much: a key's events are in one file of eight or more, and
 # what is finished is not written again.
 TOGETHER_BYTES, PART_BYTES = 256 * 1024 * 1024, 32 * 1024 * 1024
-REMOVED_KEPT, COMMITS_KEPT = "delta.deletedFileRetentionDuration", "delta.logRetentionDuration"
-DEFAULTS = {REMOVED_KEPT: 7 * UNITS["day"], COMMITS_KEPT: 30 * UNITS["day"]}  # Delta's
 SETTINGS = {
     "spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize.threshold": str(TOGETHER_BYTES),
     "spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize.targetCubeSize": str(TOGETHER_BYTES),
@@ -95,14 +93,13 @@ class Maintain:
             log.info("%s: %d files → %d, %.1f s", name, *counts, time.monotonic() - began)
 
     def _remember(self, path: str, found: DeltaTable) -> None:
-        """Have the table itself say for how long VACUUM, also another tool's, keeps what was removed: as long as ``versions``.
-        (``RETAIN`` takes whole hours only, and none for less than half of one.) Its commits are kept no shorter."""
-        kept, versions = found.metadata().configuration, self.config.versions
-        wanted = {REMOVED_KEPT: versions, COMMITS_KEPT: max(versions, DEFAULTS[COMMITS_KEPT])}
-        if any(kept.get(name, _interval(DEFAULTS[name])) != _interval(duration) for name, duration in wanted.items()):
-            # Both at once: Delta refuses the first where it is longer than the second.
-            both = ", ".join(f"'{name}' = '{_interval(duration)}'" for name, duration in wanted.items())
-            self._plain.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ({both})")
+        """Have the table itself say what is kept, also to another tool. (VACUUM's ``RETAIN`` takes whole hours only, and none for
+        less than half of one.)"""
+        wanted, kept = retention(self.config), found.metadata().configuration
+        if any(kept.get(name) != value for name, value in wanted.items()):
+            # All at once: Delta refuses to keep removed files for longer than commits.
+            made = ", ".join(f"'{name}' = '{value}'" for name, value in wanted.items())
+            self._plain.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ({made})")
 
     def _guarded(self, path: str, work: Callable[..., None], *given: str) -> None:
         try:
@@ -110,7 +107,3 @@ class Maintain:
         except Exception as error:
             self.failed += 1
             log.error("maintain %s: %s; trying again the next time", path, first_line(error))
-
-
-def _interval(milliseconds: int) -> str:
-    return f"interval {milliseconds // 1000} seconds"

@@ -387,7 +387,7 @@ class Config(_Model):
     tombstones: Duration = 7 * UNITS["day"]
     maintain_every: Annotated[Duration, Field(ge=1)] = 10 * UNITS["minute"]
     # Not shorter than what a batch or a merge may take: its files are no version's until it commits.
-    versions: Annotated[Duration, Field(ge=UNITS["hour"])] = 7 * UNITS["day"]
+    versions: Annotated[Duration, Field(ge=UNITS["hour"])] = UNITS["day"]
     api: Api = Field(default_factory=Api)
     jobs: Jobs = Field(default_factory=Jobs)
 

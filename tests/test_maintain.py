@@ -175,7 +175,7 @@ def test_what_is_kept_for_long_is_known_for_as_long(spark, lake):
     maintain.logs(threading.Event())
     kept = opened(path).metadata().configuration
     assert kept["delta.deletedFileRetentionDuration"] == "interval 864000 seconds"
-    assert kept["delta.logRetentionDuration"] == "interval 2592000 seconds", "30 days, as Delta has it"
+    assert kept["delta.logRetentionDuration"] == "interval 864000 seconds"
     version = opened(path).version()
     maintain.logs(threading.Event())
     assert opened(path).version() == version and not maintain.failed
