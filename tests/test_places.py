@@ -18,7 +18,8 @@ def test_a_folder_needs_nothing():
 def test_amazons_own_needs_the_connector_only():
     assert remote("s3a://bucket/lake") and scheme("s3a://bucket/lake") == "s3a"
     found = spark_settings("s3a://bucket/lake", "delta", {})
-    assert found == {"spark.jars.packages": "delta,org.apache.hadoop:hadoop-aws:3.4.1"}
+    connector = "delta,org.apache.hadoop:hadoop-aws:3.4.1"
+    assert found == {"spark.jars.packages": connector, "spark.hadoop.delta.enableFastS3AListFrom": "true"}
     assert duckdb_secret({}) == "CREATE SECRET (TYPE s3, PROVIDER credential_chain)"
 
 
