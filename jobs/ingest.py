@@ -39,7 +39,6 @@ from statehouse.tables import LOADED, metadata, opened, table
 
 log = logging.getLogger("statehouse")
 COMMITS = "ingest"  # the application id of the changelog's txn action: a number that each commit raises
-ENOUGH = 20_000  # events that a micro-batch does not wait any longer with: each is a commit, and all commits of a table are listed for each
 BATCH = 1_000_000  # events a micro-batch at the most: bounds its memory when there is much to catch up on
 
 
@@ -160,9 +159,10 @@ class Ingest:
             .option("maxOffsetsPerTrigger", BATCH)
             .option("failOnDataLoss", False)  # what Kafka has deleted is said in check_topic; the rest goes on
         )
-        if not once:  # what has been quiet is read at once
+        if not once:
+            # Each batch is a commit, and all commits of a table are listed for each. After a pause a batch is at once.
             delay = f"{self.config.merge_every}ms"
-            reader = reader.option("minOffsetsPerTrigger", ENOUGH).option("maxTriggerDelay", delay)
+            reader = reader.option("minOffsetsPerTrigger", BATCH).option("maxTriggerDelay", delay)
         writer = (
             reader.load()
             .writeStream.queryName(f"ingest {self.stream.name}")

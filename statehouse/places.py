@@ -35,7 +35,9 @@ def spark_settings(root: str, packages: str, environ: Mapping[str, str] = os.env
     made: dict[str, str] = {}
     if connector := CONNECTORS.get(scheme(root)):
         made["spark.jars.packages"] = f"{packages},{connector}" if packages else connector
-    if scheme(root) in S3:  # the commits since the last one, and not all of a table's, which are thousands, for each new one
+    if (
+        scheme(root) in S3
+    ):  # the commits since the last one, and not all of a table's, which are thousands, for each new one
         made["spark.hadoop.delta.enableFastS3AListFrom"] = "true"
     if scheme(root) in S3 and (endpoint := environ.get("AWS_ENDPOINT_URL")):
         made["spark.hadoop.fs.s3a.endpoint"] = endpoint
