@@ -144,7 +144,16 @@ def in_bulk(kind: str) -> Schema:
     pattern = key_pattern(plain)
     if pattern is None:
         return {"type": ["string", "integer"]}
-    return {"anyOf": [integer(plain), matching(pattern)]} if plain in BITS else matching(pattern)
+    if plain in BITS:
+        return {"anyOf": [integer(plain), matching(pattern)]}
+    if plain.startswith("DECIMAL"):
+        precision, scale = digits_of(plain)
+        most = 10 ** (precision - scale) - 1
+    elif plain in ("FLOAT", "DOUBLE"):
+        most = 10**MOST_DIGITS - 1
+    else:
+        return matching(pattern)
+    return {"anyOf": [{"type": "integer", "minimum": -most, "maximum": most}, matching(pattern)]}
 
 
 def text_of(kinds: Sequence[str]) -> str:

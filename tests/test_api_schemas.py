@@ -133,6 +133,45 @@ def test_the_schema_of_a_value_is_what_is_taken(kind: str, values: st.SearchStra
 
 
 @pytest.mark.parametrize(
+    "kind",
+    [
+        "STRING",
+        "TINYINT",
+        "INT",
+        "BIGINT",
+        "DECIMAL(12,2)",
+        "DECIMAL(4,4)",
+        "DECIMAL(38,0)",
+        "DOUBLE",
+        "BOOLEAN",
+        "DATE",
+        "TIMESTAMP",
+    ],
+)
+def test_the_schema_of_a_key_in_a_line_is_what_is_taken(kind: str) -> None:
+    validator = Draft202012Validator(schemas.in_bulk(kind))
+
+    @given(
+        st.one_of(
+            st.integers(-1000, 3000),
+            st.integers(),
+            st.text("0123456789.-+truefalse:TZ", max_size=12),
+            st.dates().map(str),
+        )
+    )
+    def agree(part: object) -> None:
+        try:
+            canonical(str(part), kind)
+        except ValueError:
+            right = False
+        else:
+            right = True
+        assert validator.is_valid(part) == right
+
+    agree()
+
+
+@pytest.mark.parametrize(
     ("kind", "value"),
     [
         (
