@@ -191,6 +191,7 @@ def run_merges(
         began = time.monotonic()
         try:
             worked = catch_up(merges, tell, stopping)
+            took = time.monotonic() - began  # the upkeep is not the merge's time
             if time.monotonic() - kept > config.maintain_every / 1000:
                 for merge in merges:
                     if not stopping.is_set():
@@ -201,9 +202,8 @@ def run_merges(
             raise
         except Exception as error:  # a full disk, an object store that is away: the next round may do
             failures += 1
-            worked = 0
+            worked, took = 0, time.monotonic() - began
             log.error("merge: %s; trying again", first_line(error))
-        took = time.monotonic() - began
         # The first round is spent on compiling as much as on merging, and measures nothing.
         pause = pace(took, every) if warm else every
         warm = warm or worked > 0
