@@ -53,7 +53,8 @@ def parts(
     it says so."""
     view = quoted(name)
     delta = DeltaTable(path, version=version)
-    files = list(delta.get_add_actions().column("path").to_pylist())
+    actions = pa.table(delta.get_add_actions(flatten=which is not None))
+    files = actions["path"].to_pylist()
     if not _plain(delta, path, files):
         how = f"TYPE delta, READ_ONLY, PIN_SNAPSHOT, VERSION {int(version)}"
         db.execute(f"ATTACH {literal(path)} AS {quoted(f'{name}@')} ({how})")
@@ -67,7 +68,6 @@ def parts(
     none = ", ".join(f"CAST(NULL AS {kind}) AS {column}" for column, kind in columns)
     made = ", ".join(f"CAST({column} AS {kind}) AS {column}" for column, kind in columns)
     if which:
-        actions = pa.table(delta.get_add_actions(flatten=True))
         files = actions["path"].filter(which(actions)).to_pylist()
     step = at_once or len(files) or 1
     for first in range(0, len(files) or 1, step):
