@@ -144,20 +144,20 @@ class Replica:
         followed = self._stores[store]
         return followed.error if followed.snapshot.rule is None else None
 
-    def covers(self, store: str, partition: int, offset: int, ahead: bool = True) -> bool:
-        """Whether the store's answers (by the changelog, or ``ahead`` of it, too) reflect the event at an offset of its topic."""
+    def covers(self, store: str, partition: int, offset: int, snapshot: Snapshot | None = None) -> bool:
+        """Whether the store's current state, or another one of it, reflects the event at an offset of its topic."""
         followed = self._stores[store]
-        snapshot = followed.snapshot
-        if ahead and snapshot.ahead.get(str(partition), 0) > offset:
+        snapshot = snapshot or followed.snapshot
+        if snapshot.ahead.get(str(partition), 0) > offset:
             return True
         position = snapshot.position
         reached = [o for v, o in list(self._offsets[followed.store.stream]) if position is not None and v <= position]
         return bool(reached) and reached[-1].get(partition, 0) > offset
 
-    def wait(self, store: str, partition: int, offset: int, seconds: float, ahead: bool = True) -> bool:
-        """Wait until :meth:`covers`; False where that took longer."""
+    def wait(self, seen: Callable[[], bool], seconds: float) -> bool:
+        """Wait until something of the stores' is so; False where that took longer."""
         with self._refreshed:
-            return self._refreshed.wait_for(lambda: self.covers(store, partition, offset, ahead), seconds)
+            return self._refreshed.wait_for(seen, seconds)
 
     def changes(self, store: str, since: int) -> tuple[Snapshot, int, list[Key] | None] | None:
         """A state, a position that it has reached, and the keys that changed up to that from another one; None for the keys
@@ -181,8 +181,7 @@ class Replica:
             recent = followed.recent
             return self._stop.is_set() or followed.tail is None or recent.epoch != epoch or recent.end > position
 
-        with self._refreshed:
-            return self._refreshed.wait_for(news, seconds)
+        return self.wait(news, seconds)
 
     def follows(self, store: str) -> bool:
         """Whether it is known what changes in a store."""

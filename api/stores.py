@@ -16,6 +16,7 @@ from deltalake.exceptions import DeltaError
 from flask import Blueprint, Response, current_app, request
 
 from api import answers, formats, forward, keys, scans, schemas, where
+from api.after import After
 from api.bodies import body_of
 from api.columns import count, joined, lines
 from api.declared import ARROW, CSV, JSON, NDJSON, Answer, Body, Parameter, Place, declared
@@ -192,21 +193,25 @@ def get_key(store: str, key: str) -> Response:
     past = "version" in asked or "at" in asked
     if not past and (elsewhere := _elsewhere(store)):
         return elsewhere
-    if "after" in asked:  # of what is only ahead of the changelog, neither the past nor the changelog has anything
-        _wait(replica, defined, asked["after"], seconds, ahead=not past and fresh is not Snapshot.truth)
-    known, snapshot = the_snapshot(store)
-    snapshot = fresh(snapshot)
-    parts = keys.of_request(request.environ, known, snapshot.rule)
-    position = snapshot.position  # before the row: it may be newer than it says, never older
-    offsets = None
-    if past:
-        found, position = _past(defined, snapshot, parts, asked)
-    elif not snapshot.has(parts):
-        found, position = _by_table(defined, snapshot, parts)
-    else:
-        found, offsets = snapshot.get(parts), snapshot.offsets(parts)
-        if "after" in asked:  # what was covered may have turned out not to be: it is folded when it is read
-            _wait(replica, defined, asked["after"], 0, ahead=fresh is not Snapshot.truth)
+    # Of what is only ahead of the changelog, neither the past nor the changelog has anything.
+    seen = Snapshot.truth if past else fresh
+    written = After(replica, defined, asked["after"], seconds, seen) if "after" in asked else None
+    while True:
+        if written:
+            written.wait()
+        known, snapshot = the_snapshot(store)
+        snapshot = fresh(snapshot)
+        parts = keys.of_request(request.environ, known, snapshot.rule)
+        position = snapshot.position  # before the row: it may be newer than it says, never older
+        offsets = None
+        if past:
+            found, position = _past(defined, snapshot, parts, asked)
+        elif not snapshot.has(parts):
+            found, position = _by_table(defined, snapshot, parts)
+        else:
+            found, offsets = snapshot.get(parts), snapshot.offsets(parts)
+        if written is None or written.inside(snapshot):
+            break
     found = _windows(found, asked) if found and ("from" in asked or "to" in asked) else found
     if found is None:
         named = "/".join(part[:100] for part in parts)
@@ -241,29 +246,6 @@ def point(row: Row, position: int | None, offsets: dict[str, int] | None) -> tup
     ahead = b',"provisional":true,"offsets":%s' % dumps(offsets).encode() if offsets else b""
     body = b'%s,"position":%s%s}\n' % (text[:-1], dumps(position).encode(), ahead)
     return body, hashlib.blake2b(text, digest_size=12).hexdigest()
-
-
-def _wait(replica: Replica, store: Store, token: str, seconds: float, ahead: bool) -> None:
-    """Wait until a write is in the answers, or, not ``ahead``, in those by the changelog; a problem where that takes too long."""
-    topic, *place = token.rsplit(":", 2)
-    expected = replica.config.streams[store.stream].topic
-    if topic != expected or len(place) != 2 or not all(p.isascii() and p.isdecimal() and len(p) < 19 for p in place):
-        raise Problem(
-            400, "bad-parameter", f"after: found {token[:100]!r}, expected a write's token, {expected}:PARTITION:OFFSET"
-        )
-    partition, offset = int(place[0]), int(place[1])
-    if replica.covers(store.name, partition, offset, ahead):
-        return
-    places = current_app.extensions["statehouse"].waits
-    if not places.acquire(blocking=False):
-        raise Problem(503, "busy", "found too many requests that wait with after, expected fewer")
-    try:
-        seen = replica.wait(store.name, partition, offset, seconds, ahead)
-    finally:
-        places.release()
-    if not seen:
-        detail = f"found no {token!r} in {store.name} within {seconds} s"
-        raise Problem(504, "not-yet", detail, position=replica.snapshot(store.name).position)
 
 
 def _freshness(asked: dict[str, str]) -> Callable[[Snapshot], Snapshot]:
