@@ -31,6 +31,7 @@ from api import direct, disk, duck
 from api.feed import can_follow, feed
 from api.live import FOLLOWING, Live, Offsets
 from api.log import Log, Mark
+from api.memory import give_back
 from api.overlay import Key
 from api.pool import Pool
 from api.recent import Recent, expired
@@ -280,6 +281,7 @@ class Replica:
                 for exactly in (False, True):  # what was kept may be older than what the changelog's feed has
                     if self._replace(followed, self._base(followed, mark, exactly), mark):
                         break
+                give_back()
             followed.mark, followed.wanted = mark, wanted
         return None
 

@@ -22,6 +22,7 @@ from granian.constants import Interfaces
 from granian.log import LogLevels
 
 from api import duck, tokens
+from api.memory import ALLOCATORS
 from statehouse import logs
 from statehouse.config import Config
 from statehouse.errors import ConfigError, StatehouseError
@@ -33,16 +34,6 @@ if TYPE_CHECKING:
 # all together: a point read always finds one.
 THREADS = 256
 STOP_SECONDS = 3
-# Memory that one of so many threads has freed is for all of them, or for other processes. Left alone, each allocator keeps some
-# for each thread: glibc and Arrow arenas, DuckDB's and deltalake's jemalloc up to 0.8 MB of blocks of more than 4 KiB;
-# and glibc keeps what is smaller than the largest block so far, up to 32 MiB, even if little of it is used.
-ALLOCATORS = {
-    "MALLOC_ARENA_MAX": "2",
-    "MALLOC_MMAP_THRESHOLD_": "262144",
-    "ARROW_DEFAULT_MEMORY_POOL": "system",
-    "DUCKDB_JE_MALLOC_CONF": "tcache_max:4096",
-    "_RJEM_MALLOC_CONF": "tcache_max:4096,narenas:2,dirty_decay_ms:1000,muzzy_decay_ms:1000",
-}
 
 
 def serve(config: Config, host: str = "127.0.0.1", port: int = 8080, workers: int = 1) -> int:
