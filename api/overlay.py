@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from sortedcontainers import SortedDict
+from sortedcontainers import SortedList
 
 from api.columns import Columns, count, joined
 
@@ -77,12 +78,49 @@ class Rows:
         return taken(joined(found), np.argsort(np.concatenate(order)))
 
 
+class Spots(dict[Key, Spot]):
+    """Spots by key. The keys are put in order when somebody goes through them: who asks for one key need not wait for that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ordered: SortedList = SortedList()
+        self._new: dict[Key, None] = {}  # not among those yet
+        self._ordering = threading.Lock()
+
+    def __setitem__(self, key: Key, spot: Spot) -> None:
+        self.update({key: spot})
+
+    def __delitem__(self, key: Key) -> None:
+        with self._ordering:
+            super().__delitem__(key)
+            if key in self._new:
+                del self._new[key]
+            else:
+                self._ordered.remove(key)
+
+    def update(self, spots: Mapping[Key, Spot]) -> None:  # type: ignore[override]  # what is needed of it
+        """Have these, too, or in the place of those there are."""
+        with self._ordering:
+            self._new.update(dict.fromkeys(key for key in spots if key not in self))
+            super().update(spots)
+
+    def irange(
+        self, least: Key | None = None, most: Key | None = None, inclusive: tuple[bool, bool] = (True, True)
+    ) -> Iterator[Key]:
+        """The keys from one to another, in order."""
+        with self._ordering:
+            if self._new:
+                self._ordered.update(self._new)
+                self._new = {}
+        return self._ordered.irange(least, most, inclusive)
+
+
 class Overlay:
     """The keys that have changed. One thread changes it at a time; who holds the snapshot's lock meanwhile may look keys up, and
     take their rows from the ``rows`` of then also later."""
 
     def __init__(self) -> None:
-        self.spots: SortedDict = SortedDict()  # what is shown
+        self.spots = Spots()  # what is shown
         # Of keys that are shown ahead of the changelog: where they are by the changelog.
         self.under: dict[Key, Spot] = {}
         self.rows = Rows()
@@ -97,8 +135,7 @@ class Overlay:
     def tidy(self) -> None:
         """Drop the rows that nobody refers to, if they are many."""
         if len(self.rows) > 2 * (len(self.spots) + len(self.under)) + SPARE:
-            # A sorted dictionary's own values() looks each of them up.
-            spots = itertools.chain(dict.values(self.spots), self.under.values())
+            spots = itertools.chain(self.spots.values(), self.under.values())
             self.rows = self.rows.kept(np.fromiter((spot.row for spot in spots), np.int64))
 
 

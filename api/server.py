@@ -22,7 +22,7 @@ from granian.constants import Interfaces
 from granian.log import LogLevels
 
 from api import duck, tokens
-from api.memory import ALLOCATORS
+from api.memory import ALLOCATORS, begun
 from statehouse import logs
 from statehouse.config import Config
 from statehouse.errors import ConfigError, StatehouseError
@@ -86,6 +86,7 @@ def application(config: Config) -> Flask:
     from api.app import create_app  # only a worker has to have all of it
 
     app = create_app(config)
+    begun()
     _on_signal(app.extensions["statehouse"].stop)  # or streams of changes would go on until the worker is killed
     return app
 

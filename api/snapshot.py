@@ -225,8 +225,7 @@ class Snapshot:
         key = self.key(parts)
         if not self.rule.store.windows:
             return self.ahead if key in self.overlay.under else None
-        with self.lock:
-            return self.ahead if any(True for _ in self._ahead_of(key)) else None
+        return self.ahead if self._ahead_of([key]) else None
 
     def has(self, parts: Sequence[str]) -> bool:
         """Whether a key would be here if it were there: whether its shard is."""
@@ -246,8 +245,8 @@ class Snapshot:
             with self.lock:
                 overlay, held = self.overlay, self.overlay.rows
                 for key in keys:
-                    changed = itertools.takewhile(lambda found: found[:-1] == key, overlay.spots.irange(key))  # noqa: B023
-                    spots.update((window, overlay.truth(window) or overlay.spots[window]) for window in changed)
+                    windows = self._windows_of(key)
+                    spots.update((window, overlay.truth(window) or overlay.spots[window]) for window in windows)
         else:
             with self.lock:
                 held, known = self.overlay.rows, [self.overlay.truth(key) for key in keys]
@@ -281,7 +280,7 @@ class Snapshot:
     def pend(self, keys: Iterable[Key], ahead: dict[str, int], covered: Iterable[Key] = ()) -> None:
         """More events of some keys are pending, up to some offsets, and none any more of those that are ``covered``. Who asks for
         one of the former has them folded, the others are shown as the changelog has them. Keys are without windows here."""
-        back = [window for key in covered for window in self._ahead_of(key)] if self.overlay.under else []
+        back = self._ahead_of(covered)
         with self.lock:
             self._back(back)
             self.stale.difference_update(covered)
@@ -307,7 +306,7 @@ class Snapshot:
         changed: dict[Key, Spot] = {}
         for key, old, now in self._placed(keys, present, overlay.rows.end, spots):
             under[key], changed[key] = old, now
-        back = [window for key in of for window in self._ahead_of(key) if window not in under]
+        back = [window for window in self._ahead_of(of) if window not in under]
         more = overlay.rows.added(rows)
         with self.lock:
             overlay.rows = more
@@ -327,13 +326,19 @@ class Snapshot:
             else:
                 overlay.spots[key] = old
 
-    def _ahead_of(self, key: Key) -> Iterator[Key]:
-        """The key if it is shown ahead of the changelog, or those of its windows that are."""
+    def _ahead_of(self, keys: Iterable[Key]) -> list[Key]:
+        """Those of some keys that are shown ahead of the changelog; in a windowed store their windows that are."""
         overlay = self.overlay
-        if self.rule and not self.rule.store.windows:
-            return iter((key,) if key in overlay.under else ())
-        windows = itertools.takewhile(lambda found: found[: len(key)] == key, overlay.spots.irange(key))
-        return (window for window in windows if window in overlay.under)
+        if not overlay.under or not self.rule:
+            return []
+        if not self.rule.store.windows:
+            return [key for key in keys if key in overlay.under]
+        with self.lock:
+            return [w for key in keys for w in self._windows_of(key) if w in overlay.under]
+
+    def _windows_of(self, key: Key) -> Iterator[Key]:
+        """A key's windows that have changed, oldest first; for who holds the lock."""
+        return itertools.takewhile(lambda found: found[:-1] == key, self.overlay.spots.irange(key))
 
     def _placed(
         self, keys: Sequence[Key], present: Sequence[bool], number: int, spots: Mapping[Key, Spot]

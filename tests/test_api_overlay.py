@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import duckdb
 import numpy as np
 import pyarrow as pa
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from api.overlay import ABSENT, SPARE, Overlay, Rows, Spot
+from api.overlay import ABSENT, SPARE, Overlay, Rows, Spot, Spots
 from api.snapshot import MANY, SEARCHED, of_table
 from statehouse.fold import Rule
 from tests.lakes import written
@@ -82,3 +84,25 @@ def test_many_keys_are_where_each_is_by_itself(lake, spark, duck, there, asked):
         spot or version._spot(key) for key, spot in zip(wanted, known, strict=True)
     ]
     assert any(kind(version.columns["key"].type) for kind in SEARCHED) == (duck != "DECIMAL(9,2)")
+
+
+def test_spots_are_gone_through_in_the_order_of_their_keys():
+    """Against a plain dictionary that is sorted each time, whatever came between."""
+    for dice in map(random.Random, range(20)):
+        spots, right = Spots(), {}
+        for number in range(300):
+            some = {
+                (dice.choice("abc"), dice.randrange(40)): Spot(number, False, number)
+                for _ in range(dice.choice((1, 9)))
+            }
+            if dice.random() < 0.7:
+                spots.update(some)
+                right.update(some)
+            elif gone := [key for key in some if key in right]:
+                del spots[gone[0]], right[gone[0]]
+            if dice.random() < 0.2:
+                least, most = sorted(dice.sample([("a",), ("b", 7), ("b", 20), ("c",)], 2))
+                open_at = dice.random() < 0.5
+                wanted = [k for k in sorted(right) if (least < k if open_at else least <= k) and k <= most]
+                assert list(spots.irange(least, most, (not open_at, True))) == wanted
+        assert spots == right and list(spots.irange()) == sorted(right)
