@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -79,39 +78,38 @@ class Rows:
 
 
 class Spots(dict[Key, Spot]):
-    """Spots by key. The keys are put in order when somebody goes through them: who asks for one key need not wait for that."""
+    """Spots by key, for who holds the snapshot's lock. The keys are put in order when somebody goes through them: who asks for one
+    key need not wait for that."""
 
     def __init__(self) -> None:
         super().__init__()
         self._ordered: SortedList = SortedList()
         self._new: dict[Key, None] = {}  # not among those yet
-        self._ordering = threading.Lock()
 
     def __setitem__(self, key: Key, spot: Spot) -> None:
-        self.update({key: spot})
+        if key not in self:
+            self._new[key] = None
+        super().__setitem__(key, spot)
 
     def __delitem__(self, key: Key) -> None:
-        with self._ordering:
-            super().__delitem__(key)
-            if key in self._new:
-                del self._new[key]
-            else:
-                self._ordered.remove(key)
+        super().__delitem__(key)
+        if key in self._new:
+            del self._new[key]
+        else:
+            self._ordered.remove(key)
 
     def update(self, spots: Mapping[Key, Spot]) -> None:  # type: ignore[override]  # what is needed of it
         """Have these, too, or in the place of those there are."""
-        with self._ordering:
-            self._new.update(dict.fromkeys(key for key in spots if key not in self))
-            super().update(spots)
+        self._new.update(dict.fromkeys(key for key in spots if key not in self))
+        super().update(spots)
 
     def irange(
         self, least: Key | None = None, most: Key | None = None, inclusive: tuple[bool, bool] = (True, True)
     ) -> Iterator[Key]:
         """The keys from one to another, in order."""
-        with self._ordering:
-            if self._new:
-                self._ordered.update(self._new)
-                self._new = {}
+        if self._new:
+            self._ordered.update(self._new)
+            self._new.clear()
         return self._ordered.irange(least, most, inclusive)
 
 

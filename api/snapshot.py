@@ -222,10 +222,7 @@ class Snapshot:
         """Of a key whose state is ahead of the changelog, up to which offset of each partition; else None."""
         if not self.overlay.under or self.rule is None:
             return None
-        key = self.key(parts)
-        if not self.rule.store.windows:
-            return self.ahead if key in self.overlay.under else None
-        return self.ahead if self._ahead_of([key]) else None
+        return self.ahead if self._ahead_of([self.key(parts)]) else None
 
     def has(self, parts: Sequence[str]) -> bool:
         """Whether a key would be here if it were there: whether its shard is."""
