@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -58,6 +58,7 @@ class Ahead:
         self._of: dict[Key, list[int]] = {}  # the numbers of each key's events
         # Of each partition the offsets, in order, with their numbers and keys.
         self._places: dict[int, deque[tuple[int, int, Key]]] = {}
+        self._covered: dict[Key, list[int]] = {}  # the numbers of what is to be dropped
 
     def add(self, new: pa.Table) -> list[Key]:
         """Some events are pending, too, with their :func:`keyed` or without; the keys that they touch, without windows."""
@@ -79,21 +80,27 @@ class Ahead:
                 touched[key] = None
         return list(touched)
 
-    def cover(self, offsets: Mapping[int, int]) -> list[Key]:
-        """What is before these offsets, by partition, is not pending any more; the keys that it touched."""
-        touched: dict[Key, None] = {}
+    def cover(self, offsets: Mapping[int, int]) -> Collection[Key]:
+        """What is before these offsets, by partition, is not pending any more: its keys. It is here until :meth:`drop`."""
         for partition, places in self._places.items():
             end = offsets.get(partition, 0)
             while places and places[0][0] < end:
                 _, number, key = places.popleft()
-                touched[key] = None
+                self._covered.setdefault(key, []).append(number)
+        return self._covered.keys()
+
+    def drop(self, keys: Iterable[Key]) -> None:
+        """Forget what is covered of some keys."""
+        for key in keys:
+            for number in self._covered.pop(key, ()):
                 self._of[key].remove(number)
                 if not self._of[key]:
                     del self._of[key]
-        if touched:
-            left = (number for places in self._places.values() for _, number, _ in places)
-            self._pending = self._pending.kept(np.fromiter(left, np.int64))
-        return list(touched)
+
+    def tidy(self) -> None:
+        """Give back the rows of what was dropped; nothing is covered that was not."""
+        left = (number for places in self._places.values() for _, number, _ in places)
+        self._pending = self._pending.kept(np.fromiter(left, np.int64))
 
     def among(self, keys: Iterable[Key]) -> set[Key]:
         """Those of some keys that have pending events."""

@@ -129,7 +129,9 @@ def _parts(environ: Mapping[str, Any], store: Store, kinds: Sequence[str]) -> li
 
 def _raw_path(environ: Mapping[str, Any]) -> str | None:
     """The path below the app as it was sent, where the server tells and where it is the same path."""
-    target = environ.get("RAW_URI") or environ.get("REQUEST_URI") or ""
+    target = environ.get("RAW_URI") or environ.get("REQUEST_URI")
+    if not target:
+        return None
     path = str(target).partition("?")[0]
     if "://" in path:  # a proxy's form: http://host/path
         path = "/" + path.partition("://")[2].partition("/")[2]

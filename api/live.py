@@ -15,7 +15,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -31,7 +31,7 @@ from api.arrivals import Parser, records
 from api.overlay import Key
 from api.prepared import cursor
 from api.snapshot import Snapshot
-from api.tail import Tail
+from api.tail import PART, Made, Tail
 from statehouse.config import Config, Stream
 from statehouse.fold import Rule
 from statehouse.kafka import librdkafka
@@ -67,8 +67,23 @@ class Asked(NamedTuple):
     done: threading.Event
 
 
+class Turn:
+    """A lock. Who has had it and wants it again comes after those who wait for it."""
+
+    def __init__(self) -> None:
+        self._door, self._room = threading.Lock(), threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._door:
+            self._room.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._room.release()
+
+
 class Live:
-    """One stream. ``lock`` is held by whoever changes what its stores show."""
+    """One stream. ``lock`` is held by whoever changes what its stores show, and ``turn`` as well while a part of it is changed: who folds
+    for readers waits only for that."""
 
     def __init__(
         self,
@@ -78,7 +93,7 @@ class Live:
         stores: Sequence[Store],
         wake: Callable[[], None],
     ) -> None:
-        self.lock = threading.RLock()
+        self.lock, self.turn = threading.RLock(), Turn()
         self.state = OFF
         self._config, self._stream, self._stores, self._wake = config, stream, stores, wake
         self._db = cursor(db)
@@ -109,6 +124,27 @@ class Live:
             if offsets != self._covered:
                 self._covered = offsets
                 self._trim()
+
+    def take(self, store: Store, tail: Tail, made: Made, covered: Offsets | None) -> Collection[Key]:
+        """The changelog has made this of a store's keys, and has this of the topic then: show it, and on top what is pending still. The
+        keys (and windows) that changed."""
+        snapshot = store.snapshot
+        with self.lock:
+            ahead = self._ahead()
+            if not self._fits(tail, covered):
+                with self.turn:
+                    snapshot.clear()
+            elif snapshot.ahead:
+                tail.covered(covered or {})
+            for part in tail.parts(made):
+                with self.turn:
+                    tail.show(part)
+                    if snapshot.ahead:  # with the row what is in it goes: it would be counted twice
+                        with self._shown(snapshot):
+                            tail.cover(part.touched, ahead)
+            store.covered = covered
+            self._lay(snapshot, tail, covered, None)
+        return made.keys
 
     def settle(self, snapshot: Snapshot, tail: Tail | None, covered: Offsets | None) -> None:
         """A store's state by the changelog is another now, and has this of the topic: show on top of it what is pending still.
@@ -181,28 +217,43 @@ class Live:
         left = after(self._pending, least)
         self._pending = left.combine_chunks()
 
+    def _ahead(self) -> dict[str, int]:
+        return {str(p): o for p, o in self._next.items()}
+
+    def _fits(self, tail: Tail | None, covered: Offsets | None) -> bool:
+        """Whether what is pending can be shown on top of what a store has by the changelog."""
+        if tail is None or covered is None or not tail.ready or self._pending is None:
+            return False
+        # Not where something between the two is missing: the store is behind its changelog, which has overtaken the topic's.
+        return all(since <= covered.get(p, 0) for p, since in self._since.items())
+
     def _lay(self, snapshot: Snapshot, tail: Tail | None, covered: Offsets | None, new: pa.Table | None) -> None:
         """Show the pending events on top of a store's state: again, or only some new ones."""
-        ahead = {str(p): o for p, o in self._next.items()}
-        # Not where something between the two is missing: the store is behind its changelog, which has overtaken the topic's.
-        whole = covered is not None and all(since <= covered.get(p, 0) for p, since in self._since.items())
-        if tail is None or covered is None or not whole or not tail.ready or self._pending is None:
-            snapshot.clear()
-            return
-        with self._shown(snapshot):
-            if not snapshot.ahead:  # nothing is shown so far, or nothing any more
+        ahead = self._ahead()
+        if tail is None or covered is None or self._pending is None or not self._fits(tail, covered):
+            with self.turn:
+                snapshot.clear()
+        elif not snapshot.ahead:  # nothing is shown so far, or nothing any more
+            with self.turn, self._shown(snapshot):
                 snapshot.fold = partial(self._settle, snapshot, tail)
                 tail.lay(after(self._pending, covered), ahead)
-            elif new is not None:
+        elif new is not None:
+            with self.turn, self._shown(snapshot):
                 tail.more(after(new, covered), ahead)
-            else:
-                tail.cover(covered, ahead)
+        else:
+            keys = list(tail.covered(covered))
+            for first in range(0, max(1, len(keys)), PART):
+                with self.turn, self._shown(snapshot):
+                    if snapshot.ahead:
+                        tail.cover(keys[first : first + PART], ahead)
+            with self.turn:
+                tail.tidy()
 
     def _settle(self, snapshot: Snapshot, tail: Tail, keys: Sequence[Key], others: Sequence[Key]) -> None:
         done = threading.Event()
         self._asked.put(Asked(snapshot, tail, keys, others, done))
         if self._folder is None:
-            with self.lock:
+            with self.turn:
                 if self._folder is None:
                     self._folder = threading.Thread(target=self._fold, name=f"fold {self._stream.name}", daemon=True)
                     self._folder.start()
@@ -222,7 +273,7 @@ class Live:
         for snapshot, tail in dict.fromkeys((found.snapshot, found.tail) for found in asked):
             here = [found for found in asked if found.tail is tail]
             try:
-                with self.lock, self._shown(snapshot):
+                with self.turn, self._shown(snapshot):
                     tail.settle([found.keys for found in here], here[-1].others)
             finally:
                 for found in here:

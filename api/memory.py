@@ -31,7 +31,8 @@ def begun() -> None:
 
 
 def give_back() -> None:
-    """What is free between other things: glibc gives back by itself only what is free at the end of its heap. After a version of a
-    state was outgrown that is up to 60 MiB; it takes some milliseconds."""
+    """What nobody refers to any more, and then what is free between other things: glibc gives back by itself only what is free at the
+    end of its heap. After a version of a state was outgrown that is up to 60 MiB; it takes some milliseconds."""
+    gc.collect()  # by the thresholds above it may be minutes until Python looks through the older ones
     with suppress(AttributeError):  # another libc
         ctypes.CDLL(None).malloc_trim(0)

@@ -17,7 +17,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +36,7 @@ from api.pool import Pool
 from api.recent import Recent, expired
 from api.shards import Shards
 from api.snapshot import Snapshot, epoch_of, load
-from api.tail import Tail
+from api.tail import Made, Tail
 from statehouse.config import Config, Store
 from statehouse.places import remote
 from statehouse.tables import (
@@ -45,6 +44,7 @@ from statehouse.tables import (
     covered,
     definition_of,
     folded,
+    offsets_at,
     rows_and_bytes,
     stored_rule,
     table,
@@ -343,7 +343,8 @@ class Replica:
         if old:
             before.settle()  # for those who have it in hand
             before.fold = None  # or the two would hold each other, and their memory, until Python looks for such
-            old.close()
+            with live.turn:
+                old.close()
         return True
 
     def _needed(self, followed: Followed, mark: Mark) -> bool:
@@ -383,12 +384,16 @@ class Replica:
             return
         snapshot, stream = followed.snapshot, followed.store.stream
         began, live, ready = snapshot.position, self._lives[stream], followed.tail.ready
-        with ExitStack() as held:  # what is ahead of the changelog waits only while what was folded is put in its place
-            tail, changed = self._catch_up(
-                followed, followed.tail, snapshot, before=lambda: held.enter_context(live.lock)
-            )
-            if tail is None or snapshot.position != began or tail.begun() != ready:
-                held.enter_context(live.lock)
+
+        def show(tail: Tail, made: Made) -> Collection[Key]:
+            offsets = self._covered(stream, made.head)
+            if offsets is None and self._covered(stream, self._heads[stream]) is not None:  # a step on the way
+                offsets = offsets_at(tail.changelog, made.head)
+            return live.take(followed, tail, made, offsets)
+
+        tail, changed = self._catch_up(followed, followed.tail, snapshot, show=show)
+        if tail is None or tail.begun() != ready:
+            with live.lock:
                 followed.tail, followed.covered = tail, self._covered(stream, snapshot.position)
                 live.settle(snapshot, tail, followed.covered)
         followed.recent.add(snapshot, began or 0, changed)
@@ -399,11 +404,10 @@ class Replica:
         tail: Tail | None,
         snapshot: Snapshot,
         end: int | None = None,
-        before: Callable[[], Any] = lambda: None,
+        show: Callable[[Tail, Made], Collection[Key]] = Tail.show,
     ) -> tuple[Tail | None, Collection[Key]]:
-        """Fold what the changelog has after the snapshot (up to the ``end``): the tail, and the keys that changed; ``before`` is
-        called before anything of it is shown or ended. Where that fails there is no tail any more: the store is at its table's
-        versions, until one of those is read again."""
+        """Fold what the changelog has after the snapshot (up to the ``end``) and show it: the tail, and the keys that changed. Where that
+        fails there is no tail any more: the store is at its table's versions, until one of those is read again."""
         head = self._heads.get(followed.store.stream)
         head = head if end is None or head is None else min(head, end)
         if tail is None or head is None or (snapshot.position or 0) >= head:
@@ -414,15 +418,13 @@ class Replica:
             while tail.begun() and (position := snapshot.position or 0) < head:
                 until = min(head, position + step)
                 events = self._feed(tail.changelog, position, until, head)
-                made = tail.made(events, until)
-                before()
-                changed.update(dict.fromkeys(tail.show(made)))
+                changed.update(dict.fromkeys(show(tail, tail.made(events, until))))
                 step = max(1, step // 2 if events.num_rows > ROWS else step * 2)
             return tail, changed
         except BaseException as error:
             log.warning("store %s follows its table from now on: %s", followed.store.name, _line(error))
-            before()
-            tail.close()
+            with self._lives[followed.store.stream].turn:
+                tail.close()
             return None, changed
 
     def _feed(self, changelog: str, start: int, until: int, head: int) -> pa.Table:

@@ -75,7 +75,8 @@ class Snapshot:
     lock: threading.Lock = field(default_factory=threading.Lock)  # held to change the overlay, and to go through it
 
     def __post_init__(self) -> None:
-        self._keys = [self.columns[name] for name in self.rule.keys] if self.rule else []
+        self._names = list(self.rule.keys) if self.rule else []
+        self._keys = [self.columns[name] for name in self._names]
         self._shown = {name: column for name, column in self.columns.items() if not name.startswith("_")}
         self._floats = {name for name in self._shown if self.types[name] == "FLOAT"}
         # A search begins in these, which are Python's, and ends in Arrow's columns.
@@ -197,8 +198,7 @@ class Snapshot:
 
     def key(self, parts: Sequence[str]) -> Key:
         """A key of its parts as text; the first ones will do. Raises ValueError where one is not of its column's type."""
-        assert self.rule is not None
-        return tuple(_value(part, self.types[name]) for name, part in zip(self.rule.keys, parts, strict=False))
+        return tuple([_value(part, self.types[name]) for name, part in zip(self._names, parts, strict=False)])
 
     def shown(self) -> dict[str, str]:
         """The columns that callers see, with their types as Spark writes them."""
@@ -254,11 +254,16 @@ class Snapshot:
         return spots, joined([*rows, held.take(here, self.columns)] if here else rows)
 
     def change(
-        self, keys: Sequence[Key], present: Sequence[bool], rows: Columns, spots: Mapping[Key, Spot], position: int
+        self,
+        keys: Sequence[Key],
+        present: Sequence[bool],
+        rows: Columns,
+        spots: Mapping[Key, Spot],
+        position: int | None,
     ) -> None:
         """What the changelog says: put keys into the overlay, with the ``rows`` of those that are present, and move the
-        position: at once, for those who scan. ``spots`` has what is known of where they are. A key that is shown ahead of the
-        changelog stays so."""
+        position, if there is one: at once, for those who scan. ``spots`` has what is known of where they are. A key that is shown ahead
+        of the changelog stays so."""
         overlay, added = self.overlay, 0
         changed: dict[Key, Spot] = {}
         under: dict[Key, Spot] = {}
@@ -272,7 +277,7 @@ class Snapshot:
             overlay.spots.update(changed)
             overlay.tidy()
             self.keys += added
-            self.position = position
+            self.position = self.position if position is None else position
 
     def pend(self, keys: Iterable[Key], ahead: dict[str, int], covered: Iterable[Key] = ()) -> None:
         """More events of some keys are pending, up to some offsets, and none any more of those that are ``covered``. Who asks for

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -21,7 +22,7 @@ from api.delta import pin, unpin
 from api.duck import ROWS, quoted
 from api.fold import GUARD, Fold
 from api.lake import CHANGELOG, attach, filled
-from api.overlay import Key, Spot, keys_of
+from api.overlay import Key, Spot, keys_of, taken
 from api.snapshot import Snapshot, casts
 from statehouse.config import Config
 from statehouse.fold import quoted as spark_quoted
@@ -29,6 +30,7 @@ from statehouse.tables import changelog_columns, generation, opened, table
 from statehouse.transpile import to_duckdb
 
 TOUCHED, PENDING = "_touched", "_pending"
+PART = 1000  # keys
 HOT, HOT_SECONDS = 1000, 10.0
 _numbers = itertools.count()
 
@@ -44,6 +46,7 @@ class Made(NamedTuple):
     present: Sequence[bool]
     rows: Columns
     absent: pa.Table | None
+    last: bool = True  # no other parts of the same follow
 
 
 class Tail:
@@ -58,7 +61,7 @@ class Tail:
         self.name = f"tail{next(_numbers)}"
         self.fold = Fold(self.db, self.rule, self.name)
         self._ahead: Ahead | None = None
-        self._stale: dict[Key, None] = {}  # keys that were changed since what is pending was put on top of them
+        self._newer: dict[Key, int] = {}  # of keys that are shown as of a later position than the snapshot's: which
         # Keys that were read of late, and until when they are folded without being asked.
         self._hot: dict[Key, float] = {}
         self._anew: Fold | None = None
@@ -105,13 +108,38 @@ class Tail:
             self.db.unregister(TOUCHED)
             unpin(self.db, CHANGELOG)
 
+    def parts(self, made: Made) -> Iterator[Made]:
+        """What was made in parts of some keys each, with their every window, to be shown one by one."""
+        if len(made.touched) <= PART:
+            yield made
+            return
+        depth, part = len(self.rule.key_columns), {key: number // PART for number, key in enumerate(made.touched)}
+        of = np.array([part[key[:depth]] for key in made.keys], int)
+        present = np.array(made.present, bool)
+        row = np.cumsum(present) - 1
+        absent = made.absent if made.absent is not None and made.absent.num_rows else None
+        gone = np.array([part[key] for key in keys_of(absent[n] for n in self.rule.key_columns)] if absent else [], int)
+        for first in range(0, len(made.touched), PART):
+            number = first // PART
+            here = np.flatnonzero(of == number)
+            yield made._replace(
+                touched=made.touched[first : first + PART],
+                keys=[made.keys[place] for place in here.tolist()],
+                present=present[here].tolist(),
+                rows=taken(made.rows, row[here[present[here]]]),
+                absent=absent.take(np.flatnonzero(gone == number)) if absent else None,
+                last=first + PART >= len(made.touched),
+            )
+
     def show(self, made: Made) -> Collection[Key]:
-        """Put what was made into the snapshot; the keys (and windows) that the events touch."""
+        """Put what was made, or a part of it, into the snapshot; the keys (and windows) that the events touch. The position moves with
+        the last part: until then some rows are newer than it says."""
         if made.absent is not None:
             self.fold.remember(made.absent)
-        self.snapshot.change(made.keys, made.present, made.rows, made.spots, made.head)
-        if self.snapshot.ahead:
-            self._stale.update(dict.fromkeys(made.touched))
+        self.snapshot.change(made.keys, made.present, made.rows, made.spots, made.head if made.last else None)
+        self._newer.update(dict.fromkeys(made.touched, made.head))
+        if made.last:
+            self._newer.clear()
         return made.keys
 
     def lay(self, events: pa.Table, ahead: dict[str, int]) -> None:
@@ -123,7 +151,6 @@ class Tail:
         """
         self._ahead = self._ahead or Ahead(self.fold, self.stream, self.types)
         self._ahead.forget()
-        self._stale.clear()
         self.more(events, ahead)
 
     def more(self, events: pa.Table, ahead: dict[str, int]) -> None:
@@ -133,15 +160,23 @@ class Tail:
         self.snapshot.pend(touched, ahead)
         self._settle(self._hot_of(touched))
 
-    def cover(self, offsets: Mapping[int, int], ahead: dict[str, int]) -> None:
-        """The changelog has what is before some offsets, by partition: show the others on top of what it has made of it. Only the
-        keys that this touches are folded again."""
+    def covered(self, offsets: Mapping[int, int]) -> Collection[Key]:
+        """The keys of what is pending and before some offsets, by partition: the changelog has that, now or in a moment."""
+        return self._ahead.cover(offsets) if self._ahead else ()
+
+    def cover(self, keys: Iterable[Key], ahead: dict[str, int]) -> None:
+        """The changelog's state of some keys is another, and has what is :meth:`covered`: show what else is pending on top of it."""
         assert self._ahead
-        touched = {**self._stale, **dict.fromkeys(self.snapshot.ours(self._ahead.cover(offsets)))}
-        self._stale.clear()
+        self._ahead.drop(keys)
+        touched = self.snapshot.ours(keys)
         left = self._ahead.among(touched)
-        self.snapshot.pend(left, ahead, touched.keys() - left)
+        self.snapshot.pend(left, ahead, set(touched) - left)
         self._settle(self._hot_of(left))
+
+    def tidy(self) -> None:
+        """Give back the memory of what was covered."""
+        if self._ahead:
+            self._ahead.tidy()
 
     def settle(self, asked: Sequence[Sequence[Key]], others: Sequence[Key] = ()) -> None:
         """Fold what is pending of the keys that each of some ask for, where that is not done, and show it; with them, as it takes hardly
@@ -169,7 +204,13 @@ class Tail:
         spots, rows = self.snapshot.present(wanted)
         found = self._ahead.rows(events, pa.table(rows))
         if pc.any(found["_conflict"]).as_py():
-            found = self._again(wanted, rows, events)
+            at: dict[int, list[Key]] = {}
+            for key in wanted:
+                at.setdefault(self._newer.get(key, self.snapshot.position or 0), []).append(key)
+            again = [
+                self._again(keys, self.snapshot.present(keys)[1], self._ahead.of(keys), n) for n, keys in at.items()
+            ]
+            found = pa.concat_tables(again)
         self.snapshot.lay(wanted, *self._split(found), spots)
 
     def close(self) -> None:
@@ -204,8 +245,8 @@ class Tail:
         now = found.filter(present)
         return keys, present.to_pylist(), {name: now[name].combine_chunks() for name in self.types}
 
-    def _again(self, touched: Sequence[Key], rows: Columns, pending: pa.Table) -> pa.Table:
-        """What is pending on top of the changelog, where a late reset tore a key: from the whole of it."""
+    def _again(self, touched: Sequence[Key], rows: Columns, pending: pa.Table, position: int) -> pa.Table:
+        """What is pending on top of the changelog at a position, where a late reset tore a key: from the whole of it."""
         # With a cursor of its own, as :meth:`made` may be at work.
         fold = self._anew = self._anew or Fold(self.db.cursor(), self.rule, f"{self.name}_anew", self.fold.tombstones)
         db = fold.db
@@ -214,7 +255,7 @@ class Tail:
 
         def everything() -> str:
             columns = ", ".join(map(spark_quoted, changelog_columns(self.stream)))
-            log = attach(db, self.config, self.stream, self.snapshot.position or 0)
+            log = attach(db, self.config, self.stream, position)
             return f"(SELECT {columns} FROM {log} UNION ALL SELECT {columns} FROM {PENDING})"
 
         try:

@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from api import arrivals, create_app
-from api.live import Live
+from api.live import Live, Turn
 from api.prepared import cursor
 from api.replica import Replica
 from api.snapshot import Snapshot
@@ -168,16 +168,17 @@ class Topic:
         if rows:
             self.live.arrived(arrivals.table(rows))
 
+    def meant(self, logged: dict[int, int]) -> tuple[list[Any], list[Any]]:
+        """What the changelog has up to some offsets, and what is pending then."""
+        everything, seen = [e for p in PARTITIONS for e in self.events[p]], self.live._next
+        truth = [e.meant(e.other) for e in everything if e.offset < logged[e.partition] and not e.refused]
+        read = (e for e in everything if logged[e.partition] <= e.offset < seen.get(e.partition, 0))
+        return truth, [e.meant(e.n) for e in read if not e.unseen]
+
     def check(self, whole: bool = False) -> None:
         """Every store is the oracle's, with and without what is pending; or, not the ``whole``, what is read of it is."""
-        everything = [e for p in PARTITIONS for e in self.events[p]]
-        truth = [e.meant(e.other) for e in everything if e.offset < self.folded[e.partition] and not e.refused]
+        truth, pending = self.meant(self.folded)
         seen = self.live._next
-        pending = [
-            e.meant(e.n)
-            for e in everything
-            if self.folded[e.partition] <= e.offset < seen.get(e.partition, 0) and not e.unseen
-        ]
         for name in self.config.stores:
             snapshot, now = self.replica.snapshot(name), right(truth + pending, name)
             # What is pending is folded when it is read: nobody reads, or one a few keys, or the first ones, before all are.
@@ -253,6 +254,48 @@ def test_answers_are_the_oracles_over_the_changelog_and_what_is_pending(lake, ex
     for name in topic.config.stores:
         snapshot = topic.replica.snapshot(name)
         assert not snapshot.overlay.under and snapshot.offsets(["k1"]) is None
+
+
+@pytest.mark.parametrize("example", range(3))
+def test_a_commit_is_taken_over_in_parts_and_a_key_is_as_before_or_as_after(lake, example, monkeypatch):
+    monkeypatch.setattr("api.tail.PART", 2)
+    monkeypatch.setattr("api.live.PART", 2)
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    topic = Topic(written(lake), dice)
+    either: dict[str, list[Any]] = {}  # by store, what was before and what is to be
+    looks = 0
+
+    class Watched(Turn):
+        """Between two turns a reader comes."""
+
+        def __exit__(self, *error: object) -> None:
+            nonlocal looks
+            super().__exit__(*error)
+            if not either or threading.current_thread() is not threading.main_thread():
+                return
+            expected = dict(either)
+            either.clear()  # reading takes turns, too
+            for name, states in expected.items():
+                snapshot, key = topic.replica.snapshot(name), f"k{dice.randrange(9)}"
+                found = snapshot.get([key]) or {}
+                shown = values(found.get("windows", [found] if found else []))
+                assert shown in [among(state, name, key, key) for state in states], (name, key)
+                looks += 1
+            either.update(expected)
+
+    topic.live.turn = Watched()
+    for _ in range(25):
+        topic.read()
+        topic.commit()
+        states = [topic.meant(logged) for logged in (topic.folded, topic.logged)]
+        either.update({name: [right(t + p, name) for t, p in states] for name in topic.config.stores})
+        topic.follow()
+        either.clear()
+        topic.check()
+    topic.check(whole=True)
+    assert looks > 100
 
 
 def test_an_event_that_is_not_taken_is_covered_when_it_was_read(lake):
