@@ -20,13 +20,14 @@ from flask import Response
 
 def dumps(value: Any) -> str:
     """A value, nested as it may be, as compact JSON text."""
-    if value is None:
-        return "null"
+    write = _SCALARS.get(type(value))
+    if write is not None:
+        return write(value)
     if isinstance(value, dict):
         return "{" + ",".join([f"{quote(_name(k))}:{dumps(v)}" for k, v in value.items()]) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ",".join(map(dumps, value)) + "]"
-    return _SCALARS.get(type(value), _text)(value)
+    return quote(str(value))
 
 
 def loads(text: str) -> Any:
@@ -54,7 +55,7 @@ def listed(rows: Sequence[str], besides: dict[str, Any]) -> Response:
 
 def time(moment: dt.datetime) -> str:
     """A moment, in UTC, as ISO 8601."""
-    return moment.replace(tzinfo=None).isoformat() + "Z"
+    return (moment.replace(tzinfo=None) if moment.tzinfo else moment).isoformat() + "Z"
 
 
 def _refused(name: str) -> Any:
@@ -69,15 +70,12 @@ def _decimal(number: Decimal) -> str:
     return format(number, "f") if -40 < exponent <= 0 else str(number)
 
 
-def _text(value: Any) -> str:
-    return quote(str(value))
-
-
 def _name(key: Any) -> str:
     return key if isinstance(key, str) else dumps(key).strip('"')
 
 
 _SCALARS: dict[type, Callable[[Any], str]] = {
+    type(None): lambda v: "null",
     bool: lambda v: "true" if v else "false",
     int: str,
     float: lambda v: repr(v) if math.isfinite(v) else "null",

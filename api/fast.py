@@ -59,7 +59,7 @@ class Fast:
         store = self._replica.config.stores.get(pieces[2])
         if store is None or path.endswith(ROUTES) or len(path) > self._gate.limits.max_key:
             return None
-        if any(name in environ for name in OTHERS):
+        if not environ.keys().isdisjoint(OTHERS):
             return None
         caller = self._gate.reader(environ.get("HTTP_AUTHORIZATION", ""), environ.get("REMOTE_ADDR"))
         if caller is None:

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from api import duck
+from api.cells import cell
 from api.columns import Columns, count, joined, lines, public, time_of
 from api.delta import pin, unpin
 from api.duck import quoted
@@ -77,7 +78,9 @@ class Snapshot:
     def __post_init__(self) -> None:
         self._names = list(self.rule.keys) if self.rule else []
         self._keys = [self.columns[name] for name in self._names]
+        self._key_cells = [cell(column) for column in self._keys]
         self._shown = {name: column for name, column in self.columns.items() if not name.startswith("_")}
+        self._cells = [(name, cell(column)) for name, column in self._shown.items()]
         self._floats = {name for name in self._shown if self.types[name] == "FLOAT"}
         # A search begins in these, which are Python's, and ends in Arrow's columns.
         self._marks = keys_of(column[::STRIDE] for column in self._keys)
@@ -357,7 +360,9 @@ class Snapshot:
 
     def shown_row(self, row: Row) -> Row:
         """A row as callers see it: what :meth:`public` makes of many."""
-        shown = {n: v for n, v in row.items() if not n.startswith("_")}
+        return self._shown_row({n: v for n, v in row.items() if not n.startswith("_")})
+
+    def _shown_row(self, shown: Row) -> Row:
         if shown.get("reset") is not None:
             shown["reset"] = time_of(shown["reset"])
         if self.rule and self.rule.store.reducer.per_agent:
@@ -384,8 +389,10 @@ class Snapshot:
     def _row(self, columns: Columns, place: int) -> Row:
         """What callers see of a row: the same as ``rows`` of one, in a fraction of the time."""
         if self._floats:
-            return self.shown_row(self.rows({name: columns[name][place : place + 1] for name in self._shown})[0])
-        return self.shown_row({name: columns[name][place].as_py(maps_as_pydicts="strict") for name in self._shown})
+            return self._shown_row(self.rows({name: columns[name][place : place + 1] for name in self._shown})[0])
+        if columns is self._shown:
+            return self._shown_row({name: at(place) for name, at in self._cells})
+        return self._shown_row({name: columns[name][place].as_py(maps_as_pydicts="strict") for name in self._shown})
 
     def _spots(self, keys: Sequence[Key], known: Sequence[Spot | None]) -> list[Spot]:
         """Where keys are, of which it is known or not: where the version has those of which it is not."""
@@ -408,7 +415,7 @@ class Snapshot:
 
     def key_at(self, index: int) -> Key:
         """The key at a place of the version."""
-        return tuple(column[index].as_py() for column in self._keys)
+        return tuple([at(index) for at in self._key_cells])
 
     def _place(self, key: Key, after: bool = False) -> int:
         """The first place in the version whose key is not before this one (or begins with it), or is ``after`` it."""
@@ -417,8 +424,7 @@ class Snapshot:
         mark = find(self._marks, key, key=first)
         least, most = max(0, mark - 1) * STRIDE, min(mark * STRIDE, self.size)
         if depth == len(self._keys) == 1:  # the common case, in half the time
-            (column,), (value,) = self._keys, key
-            return find(range(self.size), value, least, most, key=lambda place: column[place].as_py())
+            return find(range(self.size), key[0], least, most, key=self._key_cells[0])
         return find(range(self.size), key, least, most, key=lambda place: self.key_at(place)[:depth])
 
     def _runs(
