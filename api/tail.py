@@ -30,7 +30,7 @@ from statehouse.tables import changelog_columns, generation, opened, table
 from statehouse.transpile import to_duckdb
 
 TOUCHED, PENDING = "_touched", "_pending"
-PART = 1000  # keys
+PART = 5000  # keys
 HOT, HOT_SECONDS = 1000, 10.0
 _numbers = itertools.count()
 

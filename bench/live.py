@@ -3,7 +3,8 @@
 A lake of that many keys, the embedded Kafka, `nice statehouse run` and `statehouse serve`, all real and all here. Measured for so
 many seconds each: point reads idle; freshness, from a probe's produce to the first GET that shows it (asked every 5 ms), while
 1,000 events/s flow and are merged, and writes that are read back; point reads and freshness while 5,000 and 10,000 events/s flow.
-Then `lookup` of 1,000 keys and full scans.
+Then `lookup` of 1,000 keys and full scans; and the point reads of Kafka Streams, which keeps the newest value of each key of the same topic
+and writes no lake, idle and at the same rates.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ import duckdb
 from confluent_kafka import Producer
 from deltalake import DeltaTable
 
-from bench.reads import wrk
+from bench import peer
+from bench.reads import LUA, PEERS, fill, wrk
 from demo.broker import Broker
 
 CONFIG = """root: ./lake
@@ -35,10 +37,6 @@ streams:
   s: {{topic: t, schema: "key STRING, agent STRING, n BIGINT, ts TIMESTAMP", time: ts}}
 stores:
   last: {{stream: s, key: key, value: n, reduce: latest}}
-"""
-LUA = """
-math.randomseed(os.time())
-request = function() return wrk.format("GET", "/stores/last/keys/key-" .. math.random(0, %d)) end
 """
 PROBES = 4  # side by side
 
@@ -175,7 +173,8 @@ def main(keys: int = 1_000_000, seconds: int = 60, workers: int = 1) -> None:
     with tempfile.TemporaryDirectory() as name, Broker(Path(name, "kafka")) as broker:
         folder = Path(name)
         (folder / "statehouse.yaml").write_text(CONFIG.format(bootstrap=broker.bootstrap))
-        (folder / "keys.lua").write_text(LUA % (keys - 1))
+        (folder / "keys.lua").write_text(LUA % ("/stores/last/keys/", keys - 1))
+        (folder / "peer.lua").write_text(LUA % (PEERS, keys - 1))
         duckdb.sql(f"""
             COPY (SELECT 'key-' || i AS key, 'a' AS agent, CAST(hash(i) % 1000 AS BIGINT) AS n,
                 TIMESTAMPTZ '2024-01-01 00:00:00+00' + to_seconds(i) AS ts FROM range({keys}) AS t(i))
@@ -215,6 +214,15 @@ def main(keys: int = 1_000_000, seconds: int = 60, workers: int = 1) -> None:
             for kind in ("application/x-ndjson", "application/vnd.apache.arrow.stream"):
                 took, size = asked(port, "/stores/last/keys", kind)
                 say(f"all as {kind}", f"{keys / took:,.0f} rows/s, {took:.1f} s, {size / 2**20:.0f} MiB")
+        fill(broker.bootstrap, keys)
+        with peer.serving(folder, broker.bootstrap, keys) as (url, _):
+            say("Kafka Streams: point reads", wrk(url, folder / "peer.lua", seconds))
+            flow = Flow(broker.bootstrap, keys)
+            for rate in (5000, 10_000):
+                flow.rate = rate
+                time.sleep(10)
+                say(f"Kafka Streams: at {rate:,} events/s", wrk(url, folder / "peer.lua", seconds))
+            flow.stop()
 
 
 if __name__ == "__main__":

@@ -86,22 +86,27 @@ def ready(url: str, key: str, began: float) -> float:
     return time.monotonic() - began
 
 
+def fill(bootstrap: str, keys: int) -> None:
+    """Send each key's first value to the topic ``t``."""
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 50})
+    for i in range(keys):
+        value = f'{{"key":"key-{i}","value":{i % 1_000_000},"event_time":"2024-01-01T00:00:00Z"}}'
+        while True:
+            try:
+                producer.produce("t", key=f"key-{i}", value=value)
+                break
+            except BufferError:
+                producer.poll(0.1)
+    if producer.flush(60):
+        raise SystemExit("Kafka did not take all of the keys")
+
+
 def kafka_streams(folder: Path, keys: int) -> None:
     """The same figures of it."""
     script = folder / "peer.lua"
     script.write_text(LUA % (PEERS, keys - 1))
     with Broker(folder / "kafka", partitions=2) as broker:
-        producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 50})
-        for i in range(keys):
-            value = f'{{"key":"key-{i}","value":{i % 1_000_000},"event_time":"2024-01-01T00:00:00Z"}}'
-            while True:
-                try:
-                    producer.produce("t", key=f"key-{i}", value=value)
-                    break
-                except BufferError:
-                    producer.poll(0.1)
-        if producer.flush(60):
-            raise SystemExit("Kafka did not take all of the keys")
+        fill(broker.bootstrap, keys)
         with peer.serving(folder, broker.bootstrap, keys):  # reads it all once, so that there is something to restore
             pass
         shutil.rmtree(folder / "peer")

@@ -1,7 +1,7 @@
 """Everything at once for a while: `python -m bench.soak [MINUTES] [RATE]` (20 minutes, 500 requests a second).
 
 An embedded Kafka, `statehouse run`, and `statehouse serve` with one worker, each a process; 1,000 events a second over 100,000
-keys; and a client process that asks for a bit of everything. A line every quarter of the time, and a table at the end:
+keys; and a client process that asks for a bit of everything. A line every quarter of the time or five minutes, and a table at the end:
 answers by request and status, their times, the worker's memory, and every 4xx and 5xx with its body.
 """
 
@@ -294,7 +294,8 @@ def loaded(port: int, jobs: subprocess.Popen[bytes], folder: Path) -> None:
 
 
 def measured(stage: Stage, seconds: float, rate: float) -> None:
-    """Ask for so long, with a line every quarter, then the table."""
+    """Ask for so long, with a line every quarter or five minutes, then the table."""
+    lines = max(4, round(seconds / 300))
     port, worker, source = stage.port, stage.worker, stage.source
     print(f"{KEYS:,} keys, {EVENTS:,} events/s, {rate:g} requests/s for {seconds / 60:g} minutes")
     print(f"load average {os.getloadavg()[0]:.1f}, worker {memory(worker):.0f} MiB at the start", flush=True)
@@ -302,16 +303,16 @@ def measured(stage: Stage, seconds: float, rate: float) -> None:
     answers = context.Queue()
     asking = context.Process(target=client, args=(port, seconds, rate, answers), daemon=True)
     asking.start()
-    for quarter in range(1, 5):
+    for line in range(1, lines + 1):
         begun, seen = time.monotonic(), []
         while (
-            time.monotonic() < begun + seconds / 4
+            time.monotonic() < begun + seconds / lines
         ):  # it goes up and down with what has changed since the version that is on
-            time.sleep(min(2.0, seconds / 4))
+            time.sleep(min(2.0, seconds / lines))
             seen.append(memory(worker))
         stores = {s["name"]: (s["position"], s["lag_ms"]) for s in status_of(port)}
         said = ", ".join(f"{n} at {p} ({lag} ms)" for n, (p, lag) in stores.items())
-        at = seconds / 240 * quarter
+        at = seconds / 60 / lines * line
         rss = f"{memory(worker):.0f} MiB ({min(seen):.0f} to {max(seen):.0f} since the line before)"
         print(f"{at:5.1f} min: worker {rss}, load {os.getloadavg()[0]:.1f}; {said}", flush=True)
     found = answers.get(timeout=180)
