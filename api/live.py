@@ -31,7 +31,7 @@ from api.arrivals import Parser, records
 from api.overlay import Key
 from api.prepared import cursor
 from api.snapshot import Snapshot
-from api.tail import PART, Made, Tail
+from api.tail import Made, Tail
 from statehouse.config import Config, Stream
 from statehouse.fold import Rule
 from statehouse.kafka import librdkafka
@@ -130,26 +130,26 @@ class Live:
         keys (and windows) that changed."""
         snapshot = store.snapshot
         with self.lock:
-            ahead = self._ahead()
-            if not self._fits(tail, covered):
-                with self.turn:
-                    snapshot.clear()
-            elif snapshot.ahead:
+            ahead, fits = self._ahead(), self._fits(tail, covered)
+            if snapshot.ahead and fits:
                 tail.covered(covered or {})
             for part in tail.parts(made):
                 with self.turn:
+                    if not fits:
+                        snapshot.clear()
                     tail.show(part)
                     if snapshot.ahead:  # with the row what is in it goes: it would be counted twice
                         with self._shown(snapshot):
                             tail.cover(part.touched, ahead)
-            store.covered = covered
-            self._lay(snapshot, tail, covered, None)
+                    if part.last:
+                        store.covered = covered
+                        self._lay(snapshot, tail, covered, None)
         return made.keys
 
     def settle(self, snapshot: Snapshot, tail: Tail | None, covered: Offsets | None) -> None:
         """A store's state by the changelog is another now, and has this of the topic: show on top of it what is pending still.
         None: that is not known, or it cannot be folded on; then nothing is."""
-        with self.lock:
+        with self.lock, self.turn:
             self._lay(snapshot, tail, covered, None)
 
     def arrived(self, found: pa.Table) -> None:
@@ -167,8 +167,9 @@ class Live:
             self._seen = found["_timestamp"][-1].value / 1000
             plain = new.select(self._columns)
             self._pending = plain if self._pending is None else _joined(self._pending, plain)
-            for store in self._stores:
-                self._lay(store.snapshot, store.tail, store.covered, new)
+            with self.turn:  # once: each time it may have to wait for a fold
+                for store in self._stores:
+                    self._lay(store.snapshot, store.tail, store.covered, new)
         self._wake()
 
     def skip(self) -> None:
@@ -228,25 +229,19 @@ class Live:
         return all(since <= covered.get(p, 0) for p, since in self._since.items())
 
     def _lay(self, snapshot: Snapshot, tail: Tail | None, covered: Offsets | None, new: pa.Table | None) -> None:
-        """Show the pending events on top of a store's state: again, or only some new ones."""
+        """Show the pending events on top of a store's state: again, or only some new ones. For whose turn it is."""
         ahead = self._ahead()
         if tail is None or covered is None or self._pending is None or not self._fits(tail, covered):
-            with self.turn:
-                snapshot.clear()
-        elif not snapshot.ahead:  # nothing is shown so far, or nothing any more
-            with self.turn, self._shown(snapshot):
+            snapshot.clear()
+            return
+        with self._shown(snapshot):
+            if not snapshot.ahead:  # nothing is shown so far, or nothing any more
                 snapshot.fold = partial(self._settle, snapshot, tail)
                 tail.lay(after(self._pending, covered), ahead)
-        elif new is not None:
-            with self.turn, self._shown(snapshot):
+            elif new is not None:
                 tail.more(after(new, covered), ahead)
-        else:
-            keys = list(tail.covered(covered))
-            for first in range(0, max(1, len(keys)), PART):
-                with self.turn, self._shown(snapshot):
-                    if snapshot.ahead:
-                        tail.cover(keys[first : first + PART], ahead)
-            with self.turn:
+            else:
+                tail.cover(list(tail.covered(covered)), ahead)
                 tail.tidy()
 
     def _settle(self, snapshot: Snapshot, tail: Tail, keys: Sequence[Key], others: Sequence[Key]) -> None:

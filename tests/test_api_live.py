@@ -259,7 +259,6 @@ def test_answers_are_the_oracles_over_the_changelog_and_what_is_pending(lake, ex
 @pytest.mark.parametrize("example", range(3))
 def test_a_commit_is_taken_over_in_parts_and_a_key_is_as_before_or_as_after(lake, example, monkeypatch):
     monkeypatch.setattr("api.tail.PART", 2)
-    monkeypatch.setattr("api.live.PART", 2)
     seed = random.randrange(10**6)
     print(f"seed {seed}")
     dice = random.Random(seed)
