@@ -13,7 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-EPOCH = dt.datetime(1970, 1, 1)
+from api.columns import EPOCH, TEXT, TEXTS
+
 INTEGERS = {pa.int64(): "q", pa.int32(): "i", pa.int16(): "h", pa.int8(): "b"}
 MOMENT = pa.timestamp("us")
 Cell = Callable[[int], Any]
@@ -24,7 +25,7 @@ def cell(column: pa.Array) -> Cell:
     kind = column.type
     if not len(column) or column.offset:
         return _any(column)
-    if kind in (pa.large_string(), pa.string()):
+    if kind in TEXTS:
         found = _text(column)
     elif kind in INTEGERS:
         found = _numbers(column.buffers()[1], INTEGERS[kind]).__getitem__
@@ -41,7 +42,7 @@ def _any(column: pa.Array) -> Cell:
 
 def _text(column: pa.Array) -> Cell:
     _, offsets, data = column.buffers()
-    ends = _numbers(offsets, "q" if column.type == pa.large_string() else "i")
+    ends = _numbers(offsets, "q" if column.type == TEXT else "i")
     letters = memoryview(data) if data is not None else memoryview(b"")  # all are empty
     return lambda place: str(letters[ends[place] : ends[place + 1]], "utf-8")
 

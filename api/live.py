@@ -231,9 +231,10 @@ class Live:
     def _lay(self, snapshot: Snapshot, tail: Tail | None, covered: Offsets | None, new: pa.Table | None) -> None:
         """Show the pending events on top of a store's state: again, or only some new ones. For whose turn it is."""
         ahead = self._ahead()
-        if tail is None or covered is None or self._pending is None or not self._fits(tail, covered):
+        if not self._fits(tail, covered):
             snapshot.clear()
             return
+        assert tail and covered is not None and self._pending is not None
         with self._shown(snapshot):
             if not snapshot.ahead:  # nothing is shown so far, or nothing any more
                 snapshot.fold = partial(self._settle, snapshot, tail)

@@ -265,8 +265,8 @@ class Snapshot:
         position: int | None,
     ) -> None:
         """What the changelog says: put keys into the overlay, with the ``rows`` of those that are present, and move the
-        position, if there is one: at once, for those who scan. ``spots`` has what is known of where they are. A key that is shown ahead
-        of the changelog stays so."""
+        position: at once, for those who scan. ``spots`` has what is known of where they are. A key that is shown ahead of the
+        changelog stays so."""
         overlay, added = self.overlay, 0
         changed: dict[Key, Spot] = {}
         under: dict[Key, Spot] = {}
@@ -280,7 +280,7 @@ class Snapshot:
             overlay.spots.update(changed)
             overlay.tidy()
             self.keys += added
-            self.position = self.position if position is None else position
+            self.position = position
 
     def pend(self, keys: Iterable[Key], ahead: dict[str, int], covered: Iterable[Key] = ()) -> None:
         """More events of some keys are pending, up to some offsets, and none any more of those that are ``covered``. Who asks for

@@ -136,7 +136,8 @@ class Tail:
         the last part: until then some rows are newer than it says."""
         if made.absent is not None:
             self.fold.remember(made.absent)
-        self.snapshot.change(made.keys, made.present, made.rows, made.spots, made.head if made.last else None)
+        position = made.head if made.last else self.snapshot.position
+        self.snapshot.change(made.keys, made.present, made.rows, made.spots, position)
         self._newer.update(dict.fromkeys(made.touched, made.head))
         if made.last:
             self._newer.clear()
@@ -162,7 +163,8 @@ class Tail:
 
     def covered(self, offsets: Mapping[int, int]) -> Collection[Key]:
         """The keys of what is pending and before some offsets, by partition: the changelog has that, now or in a moment."""
-        return self._ahead.cover(offsets) if self._ahead else ()
+        assert self._ahead
+        return self._ahead.cover(offsets)
 
     def cover(self, keys: Iterable[Key], ahead: dict[str, int]) -> None:
         """The changelog's state of some keys is another, and has what is :meth:`covered`: show what else is pending on top of it."""
@@ -175,8 +177,8 @@ class Tail:
 
     def tidy(self) -> None:
         """Give back the memory of what was covered."""
-        if self._ahead:
-            self._ahead.tidy()
+        assert self._ahead
+        self._ahead.tidy()
 
     def settle(self, asked: Sequence[Sequence[Key]], others: Sequence[Key] = ()) -> None:
         """Fold what is pending of the keys that each of some ask for, where that is not done, and show it; with them, as it takes hardly
@@ -207,10 +209,7 @@ class Tail:
             at: dict[int, list[Key]] = {}
             for key in wanted:
                 at.setdefault(self._newer.get(key, self.snapshot.position or 0), []).append(key)
-            again = [
-                self._again(keys, self.snapshot.present(keys)[1], self._ahead.of(keys), n) for n, keys in at.items()
-            ]
-            found = pa.concat_tables(again)
+            found = pa.concat_tables([self._again(keys, position) for position, keys in at.items()])
         self.snapshot.lay(wanted, *self._split(found), spots)
 
     def close(self) -> None:
@@ -245,13 +244,15 @@ class Tail:
         now = found.filter(present)
         return keys, present.to_pylist(), {name: now[name].combine_chunks() for name in self.types}
 
-    def _again(self, touched: Sequence[Key], rows: Columns, pending: pa.Table, position: int) -> pa.Table:
+    def _again(self, touched: Sequence[Key], position: int) -> pa.Table:
         """What is pending on top of the changelog at a position, where a late reset tore a key: from the whole of it."""
+        assert self._ahead
+        _, rows = self.snapshot.present(touched)
         # With a cursor of its own, as :meth:`made` may be at work.
         fold = self._anew = self._anew or Fold(self.db.cursor(), self.rule, f"{self.name}_anew", self.fold.tombstones)
         db = fold.db
         self._name(db, touched)
-        db.register(PENDING, pending)
+        db.register(PENDING, self._ahead.of(touched))
 
         def everything() -> str:
             columns = ", ".join(map(spark_quoted, changelog_columns(self.stream)))
