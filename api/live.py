@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 import duckdb
 import numpy as np
@@ -43,6 +44,8 @@ AT_ONCE = 2000  # events of one fold
 PENDING = 250_000  # events that are shown ahead of the changelog at the most
 BEHIND = 100_000  # events that are in the topic and not read yet, from which on it steps aside
 PARTITIONS_SECONDS, ASIDE_SECONDS, AGAIN_SECONDS = 5.0, 1.0, 1.0
+UNASKED, UNASKED_SECONDS = 2000, 0.2  # keys that are folded before anybody asks: how many at once, and how often
+READ_SECONDS = 10.0  # that goes on for so long after somebody had to wait
 CHUNKS = 64  # of a table, before it is copied into one piece
 FOLLOWING, ASIDE, AWAY, OFF = "following", "aside", "away", "off"
 Offsets = Mapping[int, int]
@@ -58,12 +61,10 @@ class Store(Protocol):
 
 
 class Asked(NamedTuple):
-    """Keys that somebody waits for, and others that may be folded with them."""
+    """Keys that somebody waits for."""
 
-    snapshot: Snapshot
     tail: Tail
     keys: Sequence[Key]
-    others: Sequence[Key]
     done: threading.Event
 
 
@@ -237,7 +238,7 @@ class Live:
         assert tail and covered is not None and self._pending is not None
         with self._shown(snapshot):
             if not snapshot.ahead:  # nothing is shown so far, or nothing any more
-                snapshot.fold = partial(self._settle, snapshot, tail)
+                snapshot.fold = partial(self._settle, tail)
                 tail.lay(after(self._pending, covered), ahead)
             elif new is not None:
                 tail.more(after(new, covered), ahead)
@@ -245,9 +246,9 @@ class Live:
                 tail.cover(list(tail.covered(covered)), ahead)
                 tail.tidy()
 
-    def _settle(self, snapshot: Snapshot, tail: Tail, keys: Sequence[Key], others: Sequence[Key]) -> None:
+    def _settle(self, tail: Tail, keys: Sequence[Key]) -> None:
         done = threading.Event()
-        self._asked.put(Asked(snapshot, tail, keys, others, done))
+        self._asked.put(Asked(tail, keys, done))
         if self._folder is None:
             with self.turn:
                 if self._folder is None:
@@ -256,24 +257,47 @@ class Live:
         done.wait()
 
     def _fold(self) -> None:
-        """Fold what is asked for. In one thread: each that ever did keeps some memory, and there are hundreds."""
+        """Fold what is asked for; and of a store that is read now and then the rest, or ever more of those who read would have to wait.
+        In one thread: each that ever did keeps some memory, and there are hundreds."""
+        read: WeakKeyDictionary[Tail, float] = (
+            WeakKeyDictionary()
+        )  # until when; one that was replaced is not kept for that
+        due = 0.0
         while True:
-            self._fold_all(self._asked.get())
+            asked: list[Asked] = []
+            with suppress(queue.Empty):
+                asked.append(self._asked.get(timeout=max(0.0, due - time.monotonic()) if read else None))
+                while True:
+                    asked.append(self._asked.get_nowait())
+            until = time.monotonic() + READ_SECONDS
+            read.update({found.tail: until for found in asked})
+            self._fold_asked(asked)
+            asked.clear()  # or they would be kept while it waits
+            if time.monotonic() >= due and not self._fold_unasked(read):
+                due = time.monotonic() + UNASKED_SECONDS
 
-    def _fold_all(self, first: Asked) -> None:
+    def _fold_asked(self, asked: Sequence[Asked]) -> None:
         """All that waits at once."""
-        asked = [first]
-        with suppress(queue.Empty):
-            while True:
-                asked.append(self._asked.get_nowait())
-        for snapshot, tail in dict.fromkeys((found.snapshot, found.tail) for found in asked):
+        for tail in dict.fromkeys(found.tail for found in asked):
             here = [found for found in asked if found.tail is tail]
             try:
-                with self.turn, self._shown(snapshot):
-                    tail.settle([found.keys for found in here], here[-1].others)
+                with self.turn, self._shown(tail.snapshot):
+                    tail.settle([found.keys for found in here])
             finally:
                 for found in here:
                     found.done.set()
+
+    def _fold_unasked(self, read: WeakKeyDictionary[Tail, float]) -> bool:
+        """Some keys that nobody waits for; whether there are as many more of them."""
+        left = False
+        for tail, until in list(read.items()):
+            snapshot = tail.snapshot
+            with self.turn, self._shown(snapshot):
+                tail.settle((), snapshot.unfolded(UNASKED))
+            left |= len(snapshot.stale) >= UNASKED
+            if time.monotonic() > until or not snapshot.fold:
+                del read[tail]
+        return left
 
     @contextmanager
     def _shown(self, snapshot: Snapshot) -> Iterator[None]:

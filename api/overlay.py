@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from sortedcontainers import SortedList
 
-from api.columns import Columns, count, joined
+from api.columns import Columns, count, joined, taken
 
 UNCHANGED, ABSENT = -1, -2  # in place of a row
 SPARE = 10_000  # rows that nobody refers to any more, besides as many as are referred to
@@ -157,12 +157,6 @@ class Beneath:
 
     def __getitem__(self, key: Key) -> Spot:
         return self._overlay.under.get(key) or self._overlay.spots[key]
-
-
-def taken(columns: Columns, places: Sequence[int] | np.ndarray, names: Iterable[str] | None = None) -> Columns:
-    """The rows of some columns at these places; of all of the columns, or of those named."""
-    chosen = pa.array(places, pa.int64())
-    return {name: columns[name].take(chosen) for name in (columns if names is None else names)}
 
 
 def keys_of(columns: Iterable[pa.Array | pa.ChunkedArray]) -> list[Key]:

@@ -25,11 +25,11 @@ from deltalake import DeltaTable
 
 from api import duck
 from api.cells import cell
-from api.columns import Columns, count, joined, lines, public, time_of
+from api.columns import Columns, count, joined, lines, public, taken, time_of
 from api.delta import pin, unpin
 from api.duck import quoted
 from api.exact import dumps
-from api.overlay import ABSENT, UNCHANGED, Key, Overlay, Rows, Spot, Truth, keys_of, taken
+from api.overlay import ABSENT, UNCHANGED, Key, Overlay, Rows, Spot, Truth, keys_of
 from api.shards import Shards
 from api.typed import text_of
 from api.where import Where
@@ -44,7 +44,6 @@ MANY = 32  # rows from which on it takes less time to make them a column at a ti
 STRIDE = 64  # a key in so many is kept as Python's values
 SHORTEST, LONGEST = 16, 4096  # rows that a scan takes at once
 AT_ONCE = 5000  # keys that are folded while what is new waits
-BESIDE = 250  # others that are folded with one that was asked for: it takes twice as long, and those who ask for them need not
 Row = dict[str, Any]
 SEARCHED = pa.types.is_large_string, pa.types.is_string, pa.types.is_integer  # kinds of keys that Arrow searches for
 Inside = Callable[[Key], bool]
@@ -72,7 +71,7 @@ class Snapshot:
     ahead: dict[str, int] = field(default_factory=dict)  # what is shown ahead of the changelog is up to these offsets
     # Keys, without windows, with pending events that have not been folded yet: that is done when somebody asks, by ``fold``.
     stale: set[Key] = field(default_factory=set)
-    fold: Callable[[Sequence[Key], Sequence[Key]], None] | None = None
+    fold: Callable[[Sequence[Key]], None] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)  # held to change the overlay, and to go through it
 
     def __post_init__(self) -> None:
@@ -181,13 +180,16 @@ class Snapshot:
                 self._settle(found[first : first + AT_ONCE])
 
     def _settle(self, keys: Sequence[Key]) -> None:
-        """Have what is pending of some keys folded, where there is any, and of some others with them."""
+        """Have what is pending of some keys folded, where there is any."""
         fold = self.fold  # once: it is taken away with the last of what is to be folded
         stale = [key for key in keys if key in self.stale]
         if stale and fold:
-            with self.lock:
-                others = list(itertools.islice(self.stale, BESIDE))
-            fold(stale, others)
+            fold(stale)
+
+    def unfolded(self, count: int) -> list[Key]:
+        """Some keys whose pending events have not been folded yet."""
+        with self.lock:
+            return list(itertools.islice(self.stale, count))
 
     @property
     def place(self) -> str:

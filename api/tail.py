@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from api.ahead import Ahead, changed
-from api.columns import Columns
+from api.columns import Columns, taken
 from api.delta import pin, unpin
 from api.duck import ROWS, quoted
 from api.fold import GUARD, Fold
 from api.lake import CHANGELOG, attach, filled
-from api.overlay import Key, Spot, keys_of, taken
+from api.overlay import Key, Spot, keys_of
 from api.snapshot import Snapshot, casts
 from statehouse.config import Config
 from statehouse.fold import quoted as spark_quoted
@@ -181,18 +181,15 @@ class Tail:
         self._ahead.tidy()
 
     def settle(self, asked: Sequence[Sequence[Key]], others: Sequence[Key] = ()) -> None:
-        """Fold what is pending of the keys that each of some ask for, where that is not done, and show it; with them, as it takes hardly
-        longer, of others. Of a key that is asked for alone, what comes in the next time is folded at once: who asks again need not wait."""
+        """Fold what is pending of the keys that each of some ask for, where that is not done, and of others, and show it. Of a key that
+        is asked for alone, what comes in the next time is folded at once: who asks again need not wait."""
         stale = self.snapshot.stale
-        wanted = [keys for keys in asked if any(key in stale for key in keys)]
-        if not wanted:
-            return
-        for keys in wanted:
-            if len(keys) == 1:
+        for keys in asked:
+            if len(keys) == 1 and keys[0] in stale:
                 if len(self._hot) == HOT:
                     self._hot.clear()
                 self._hot[keys[0]] = time.monotonic() + HOT_SECONDS
-        self._settle([key for key in dict.fromkeys((*itertools.chain(*wanted), *others)) if key in stale])
+        self._settle([key for key in dict.fromkeys((*itertools.chain(*asked), *others)) if key in stale])
 
     def _hot_of(self, keys: Iterable[Key]) -> list[Key]:
         now = time.monotonic()

@@ -7,6 +7,7 @@ import gc
 import json
 import random
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -18,7 +19,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from api import arrivals, create_app
-from api.live import Live, Turn
+from api.live import UNASKED_SECONDS, Live, Turn
 from api.prepared import cursor
 from api.replica import Replica
 from api.snapshot import Snapshot
@@ -302,6 +303,18 @@ def test_an_event_that_is_not_taken_is_covered_when_it_was_read(lake):
     event = topic.events[0][0]
     event.unseen = True
     topic.live.arrived(arrivals.table([event.sent()]))
+    topic.check(whole=True)
+
+
+def test_what_nobody_asks_for_is_folded_while_others_are_read(lake):
+    topic = Topic(written(lake), random.Random(1))
+    topic.live.arrived(arrivals.table([event.sent() for event in topic.events[0][:40]]))
+    snapshot = topic.replica.snapshot("total")
+    waiting = set(snapshot.stale)
+    time.sleep(3 * UNASKED_SECONDS)
+    assert len(waiting) > 1 and snapshot.stale == waiting, "nobody reads"
+    snapshot.get([next(iter(waiting))[0]])
+    eventually(lambda: not snapshot.stale)
     topic.check(whole=True)
 
 
