@@ -1,8 +1,9 @@
 """The whole system on one machine: `python -m bench.live [KEYS] [SECONDS]`; needs `wrk`.
 
 A lake of that many keys, the embedded Kafka, `nice statehouse run` and `statehouse serve`, all real and all here. Measured for so
-many seconds each: point reads idle; freshness, from a probe's produce to the first GET that shows it (asked every 5 ms), while
-1,000 events/s flow and are merged, and writes that are read back; point reads and freshness while 5,000 and 10,000 events/s flow.
+many seconds each: point reads idle, and while 5,000 events/s flow but no job runs; freshness, from a probe's produce to the first GET
+that shows it (asked every 5 ms), while 1,000 events/s flow and are merged, and writes that are read back; point reads and freshness
+while 5,000 and 10,000 events/s flow.
 Then `lookup` of 1,000 keys and full scans; and the point reads of Kafka Streams, which keeps the newest value of each key of the same topic
 and writes no lake, idle and at the same rates.
 """
@@ -190,6 +191,9 @@ def main(keys: int = 1_000_000, seconds: int = 60, workers: int = 1) -> None:
             url = api.stdout.readline().split()[-1]
             port = int(url.rpartition(":")[2])
             say("point reads, jobs stopped", wrk(url, folder / "keys.lua", seconds))
+            flow.rate = 5000
+            time.sleep(5)
+            say("point reads at 5,000 events/s, jobs stopped", wrk(url, folder / "keys.lua", seconds))
             with started(folder, "run", before=("nice",)):
                 flow.rate = 1000
                 before = merges(folder)
