@@ -89,7 +89,8 @@ def key_pattern(kind: str) -> str | None:
         after = f"[0-9]{{1,{scale}}}0{{0,{MOST_DIGITS - scale}}}" if scale else f"0{{1,{MOST_DIGITS}}}"
         return f"[-+]?{digits}(?:\\.{after})?"
     if kind in ("FLOAT", "DOUBLE"):
-        return r"[-+]?[0-9]{1,300}(?:\.[0-9]*)?"
+        # What is not infinite. Exponents from 100 on may not be either: a pattern cannot say.
+        return r"[-+]?(?:[0-9]{1,200}(?:\.[0-9]*)?|\.[0-9]+)(?:[eE](?:-[0-9]+|\+?0*[0-9]{1,2}))?"
     if kind == "BOOLEAN":
         return "[Tt][Rr][Uu][Ee]|[Ff][Aa][Ll][Ss][Ee]"
     if kind == "DATE":

@@ -156,10 +156,13 @@ def test_the_schema_of_a_key_in_a_line_is_what_is_taken(kind: str) -> None:
             st.integers(-1000, 3000),
             st.integers(),
             st.text("0123456789.-+truefalse:TZ", max_size=12),
+            st.from_regex(r"[-+]?[01]{0,2}(\.[01]{0,2})?(e[-+]?[019]{0,3})?", fullmatch=True),
             st.dates().map(str),
         )
     )
     def agree(part: object) -> None:
+        if re.search(r"e\+?0*[1-9]\d\d", str(part)):
+            return  # may be infinite or not, which a pattern cannot say
         try:
             canonical(str(part), kind)
         except ValueError:
