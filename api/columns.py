@@ -95,22 +95,24 @@ def joined(parts: Sequence[Mapping[str, pa.Array]]) -> Columns:
     """The rows of some columns, one after the other."""
     if len(parts) == 1:
         return dict(parts[0])
-    return dict(zip(parts[0], pa.concat_batches([batch(part, parts[0]) for part in parts]).columns, strict=True))
+    return _columns(pa.concat_batches([_batch(part, parts[0]) for part in parts]))
 
 
 def taken(
     columns: Mapping[str, pa.Array], places: Sequence[int] | np.ndarray, names: Iterable[str] | None = None
 ) -> Columns:
     """The rows of some columns at these places; of all of the columns, or of those named."""
-    names = list(columns if names is None else names)
-    return dict(zip(names, batch(columns, names).take(pa.array(places, pa.int64())).columns, strict=True))
+    return _columns(_batch(columns, columns if names is None else names).take(pa.array(places, pa.int64())))
 
 
-def batch(columns: Mapping[str, pa.Array], names: Iterable[str]) -> pa.RecordBatch:
+def _batch(columns: Mapping[str, pa.Array], names: Iterable[str]) -> pa.RecordBatch:
     """Some columns as one: what Arrow does with it is one call, and a thread that gives the interpreter away for each column waits
     for it after each."""
-    names = list(names)
-    return pa.RecordBatch.from_arrays([columns[name] for name in names], names)
+    return pa.record_batch({name: columns[name] for name in names})
+
+
+def _columns(batch: pa.RecordBatch) -> Columns:
+    return dict(zip(batch.schema.names, batch.columns, strict=True))
 
 
 def count(columns: Mapping[str, pa.Array]) -> int:

@@ -259,26 +259,26 @@ class Live:
     def _fold(self) -> None:
         """Fold what is asked for; and of a store that is read now and then the rest, or ever more of those who read would have to wait.
         In one thread: each that ever did keeps some memory, and there are hundreds."""
-        read: WeakKeyDictionary[Tail, float] = (
-            WeakKeyDictionary()
-        )  # until when; one that was replaced is not kept for that
+        # Until when. One that was replaced is not kept for that, nor by what was asked for while this waits for more.
+        read: WeakKeyDictionary[Tail, float] = WeakKeyDictionary()
         due = 0.0
         while True:
-            asked: list[Asked] = []
-            with suppress(queue.Empty):
-                asked.append(self._asked.get(timeout=max(0.0, due - time.monotonic()) if read else None))
-                while True:
-                    asked.append(self._asked.get_nowait())
-            until = time.monotonic() + READ_SECONDS
-            read.update({found.tail: until for found in asked})
-            self._fold_asked(asked)
-            asked.clear()  # or they would be kept while it waits
+            self._fold_asked(self._all_asked(max(0.0, due - time.monotonic()) if read else None), read)
             if time.monotonic() >= due and not self._fold_unasked(read):
                 due = time.monotonic() + UNASKED_SECONDS
 
-    def _fold_asked(self, asked: Sequence[Asked]) -> None:
+    def _all_asked(self, timeout: float | None) -> list[Asked]:
+        asked: list[Asked] = []
+        with suppress(queue.Empty):
+            asked.append(self._asked.get(timeout=timeout))
+            while True:
+                asked.append(self._asked.get_nowait())
+        return asked
+
+    def _fold_asked(self, asked: Sequence[Asked], read: WeakKeyDictionary[Tail, float]) -> None:
         """All that waits at once."""
         for tail in dict.fromkeys(found.tail for found in asked):
+            read[tail] = time.monotonic() + READ_SECONDS
             here = [found for found in asked if found.tail is tail]
             try:
                 with self.turn, self._shown(tail.snapshot):
@@ -293,7 +293,7 @@ class Live:
         for tail, until in list(read.items()):
             snapshot = tail.snapshot
             with self.turn, self._shown(snapshot):
-                tail.settle((), snapshot.unfolded(UNASKED))
+                tail.settle_some(UNASKED)
             left |= len(snapshot.stale) >= UNASKED
             if time.monotonic() > until or not snapshot.fold:
                 del read[tail]

@@ -90,7 +90,8 @@ def key_pattern(kind: str) -> str | None:
         return f"[-+]?{digits}(?:\\.{after})?"
     if kind in ("FLOAT", "DOUBLE"):
         # What is not infinite. Exponents from 100 on may not be either: a pattern cannot say.
-        return r"[-+]?(?:[0-9]{1,200}(?:\.[0-9]*)?|\.[0-9]+)(?:[eE](?:-[0-9]+|\+?0*[0-9]{1,2}))?"
+        exponent = r"[eE](?:-[0-9]+|\+?0*[0-9]{1,2})"
+        return rf"[-+]?(?:[0-9]{{1,300}}(?:\.[0-9]*)?|[0-9]{{1,200}}(?:\.[0-9]*)?{exponent}|\.[0-9]+(?:{exponent})?)"
     if kind == "BOOLEAN":
         return "[Tt][Rr][Uu][Ee]|[Ff][Aa][Ll][Ss][Ee]"
     if kind == "DATE":

@@ -180,16 +180,20 @@ class Tail:
         assert self._ahead
         self._ahead.tidy()
 
-    def settle(self, asked: Sequence[Sequence[Key]], others: Sequence[Key] = ()) -> None:
-        """Fold what is pending of the keys that each of some ask for, where that is not done, and of others, and show it. Of a key that
-        is asked for alone, what comes in the next time is folded at once: who asks again need not wait."""
+    def settle(self, asked: Sequence[Sequence[Key]]) -> None:
+        """Fold what is pending of the keys that each of some ask for, where that is not done, and show it. Of a key that is asked for
+        alone, what comes in the next time is folded at once: who asks again need not wait."""
         stale = self.snapshot.stale
         for keys in asked:
             if len(keys) == 1 and keys[0] in stale:
                 if len(self._hot) == HOT:
                     self._hot.clear()
                 self._hot[keys[0]] = time.monotonic() + HOT_SECONDS
-        self._settle([key for key in dict.fromkeys((*itertools.chain(*asked), *others)) if key in stale])
+        self._settle([key for key in dict.fromkeys(itertools.chain(*asked)) if key in stale])
+
+    def settle_some(self, count: int) -> None:
+        """The same of as many keys that nobody asks for, or of all that there are."""
+        self._settle(self.snapshot.unfolded(count))
 
     def _hot_of(self, keys: Iterable[Key]) -> list[Key]:
         now = time.monotonic()
