@@ -38,6 +38,10 @@ class Direct(Snapshot):
         """As :meth:`Snapshot.get`."""
         return self._find_all([parts])[0]
 
+    def at_once(self, parts: Sequence[str]) -> Row | None:
+        """As :meth:`Snapshot.at_once`: each read is a query, which takes its time."""
+        return None
+
     def lookup(self, keys: Sequence[Sequence[str]]) -> list[str | None]:
         """As :meth:`Snapshot.lookup`, in one query."""
         return [dumps(found) if found else None for found in self._find_all(keys)]

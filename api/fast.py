@@ -3,6 +3,9 @@
 Flask spends more on a request than the read itself costs. So a plain GET of a key that is there is answered here; everything
 else (parameters, a conditional or cross-origin request, a key that is absent or wrong, a caller who may not read) goes on to
 Flask's route, which says the same of the plain ones: a test holds that.
+
+It is asked twice: in the event loop (:mod:`api.loop`), where nothing may be waited for, and in a thread in front of Flask,
+where a read may wait for a fold or a query.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 class Fast:
-    """A WSGI app around another."""
+    """A WSGI app around another, and what the event loop asks instead of it."""
 
     def __init__(self, slow: Wsgi, replica: Replica, gate: Gate, count: Callable[[float], None]) -> None:
         self.slow, self._replica, self._gate, self._count = slow, replica, gate, count
@@ -31,13 +34,12 @@ class Fast:
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Answer a point read, or hand the request on."""
-        if environ["REQUEST_METHOD"] != "GET" or environ.get("QUERY_STRING") or self._crosses:
-            return self.slow(environ, start_response)
-        begun = time.perf_counter()
-        try:
-            found = self._found(environ)
-        except Exception:  # a wrong key, or what nobody foresaw: Flask comes to the same, and says so
-            found = None
+        found = None
+        if environ["REQUEST_METHOD"] == "GET" and not environ.get("QUERY_STRING") and environ.keys().isdisjoint(OTHERS):
+            path, authorization = keys.raw_path(environ), environ.get("HTTP_AUTHORIZATION", "")
+            packed = "HTTP_ACCEPT_ENCODING" in environ
+            if path is not None:
+                found = self.answer(path, authorization, environ.get("REMOTE_ADDR"), packed, waits=True)
         if found is None:
             return self.slow(environ, start_response)
         body, tag = found
@@ -48,31 +50,43 @@ class Fast:
             ("Vary", "Accept-Encoding"),
         ]
         start_response("200 OK", headers)
-        self._count(time.perf_counter() - begun)
         return [body]
 
-    def _found(self, environ: dict[str, Any]) -> tuple[bytes, str] | None:
-        path = environ["PATH_INFO"]
+    def answer(
+        self, path: str, authorization: str, address: str | None, packed: bool, waits: bool = False
+    ) -> tuple[bytes, str] | None:
+        """The body and the tag of a plain GET's answer; None: it is for Flask to say. ``path`` is as it was sent, ``packed``
+        says that the caller can read fewer bytes. Only what ``waits`` may wait for other threads, or for the lake."""
+        begun = time.perf_counter()
+        try:
+            found = self._found(path, authorization, address, packed, waits)
+        except Exception:  # a wrong key, or what nobody foresaw: Flask comes to the same, and says so
+            return None
+        if found is not None:
+            self._count(time.perf_counter() - begun)
+        return found
+
+    def _found(
+        self, path: str, authorization: str, address: str | None, packed: bool, waits: bool
+    ) -> tuple[bytes, str] | None:
         pieces = path.split("/", keys.SEGMENTS)
-        if len(pieces) <= keys.SEGMENTS or pieces[0] or pieces[1] != "stores" or pieces[3] != "keys":
+        if len(pieces) <= keys.SEGMENTS or pieces[0] or pieces[1] != "stores" or pieces[3] != "keys" or self._crosses:
             return None
         store = self._replica.config.stores.get(pieces[2])
-        if store is None or path.endswith(ROUTES) or len(path) > self._gate.limits.max_key:
+        if store is None or keys.decoded(path).endswith(ROUTES) or len(path) > self._gate.limits.max_key:
             return None
-        if not environ.keys().isdisjoint(OTHERS):
-            return None
-        caller = self._gate.reader(environ.get("HTTP_AUTHORIZATION", ""), environ.get("REMOTE_ADDR"))
+        caller = self._gate.reader(authorization, address)
         if caller is None:
             return None
         snapshot = self._replica.snapshot(store.name)
         if snapshot.rule is None:
             return None
-        parts = keys.of_request(environ, snapshot.rule.store, snapshot.rule)
+        parts = keys.of_path(pieces[keys.SEGMENTS], snapshot.rule.store, snapshot.rule)
         position = snapshot.position  # before the row: it may be newer than it says, never older
-        row = snapshot.get(parts)
+        row = snapshot.get(parts) if waits else snapshot.at_once(parts)
         if row is None:
             return None
         body, tag = point(row, position, snapshot.offsets(parts))
-        if len(body) > LEAST and "HTTP_ACCEPT_ENCODING" in environ:
+        if packed and len(body) > LEAST:
             return None
         return (body, tag) if self._gate.wait(caller) == 0 else None

@@ -1,9 +1,10 @@
-"""``statehouse serve``: the app under granian, in one or more processes that share nothing but the lake."""
+"""``statehouse serve``: the app under uvicorn, in one or more processes that share nothing but the lake.
+
+This process only looks after them: each has a listening socket of its own, and the machine gives it its share of the connections.
+"""
 
 from __future__ import annotations
 
-import atexit
-import functools
 import http.client
 import ipaddress
 import multiprocessing
@@ -14,12 +15,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING
-
-from granian import Granian
-from granian.constants import Interfaces
-from granian.log import LogLevels
 
 from api import duck, tokens
 from api.memory import ALLOCATORS, begun
@@ -28,12 +28,15 @@ from statehouse.config import Config
 from statehouse.errors import ConfigError, StatehouseError
 
 if TYPE_CHECKING:
-    from flask import Flask
+    import uvicorn
 
 # More than may wait for Kafka, for the first of repeats, for a write with `after` and for the lake, and hold streams of changes,
-# all together: a point read always finds one.
+# all together: what cannot be answered in the event loop always finds one.
 THREADS = 256
-STOP_SECONDS = 3
+STOP_SECONDS = 3  # until a worker that has not ended is killed
+FINISH_SECONDS = 2  # for which a worker's requests may go on
+AGAIN_SECONDS = 1.0  # between two beginnings of a worker
+SIGNALS = signal.SIGTERM, signal.SIGINT
 
 
 def serve(config: Config, host: str = "127.0.0.1", port: int = 8080, workers: int = 1) -> int:
@@ -48,60 +51,155 @@ def serve(config: Config, host: str = "127.0.0.1", port: int = 8080, workers: in
     duck.connect().close()
     if config.api.tokens:
         tokens.read(config.api.tokens)
-    # Not forked: DuckDB's, Kafka's and deltalake's threads would not be there in the copy.
-    multiprocessing.set_start_method("spawn", force=True)
-    server = Granian(
-        "api.server:application",
-        address=host,
-        port=port,
-        interface=Interfaces.WSGI,
-        workers=workers,
-        blocking_threads=THREADS,
-        websockets=False,
-        log_level=LogLevels.error,
-        respawn_failed_workers=True,
-        workers_kill_timeout=STOP_SECONDS,
-    )
-    threading.Thread(target=_announce, args=(host, port), daemon=True).start()
-    loader = functools.partial(application, config)
-    with tempfile.TemporaryDirectory(prefix="statehouse-metrics-") as folder:
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder  # read by the workers when they are started
-        for name, value in ALLOCATORS.items():
-            os.environ.setdefault(name, value)
-        server.serve(target_loader=loader, wrap_loader=False)
+    stops, stop = os.pipe()
+    before = {number: signal.signal(number, lambda *_: os.write(stop, b"s")) for number in SIGNALS}
+    try:
+        # Nobody connects to what does not listen; and nobody else takes the port while no worker is there.
+        with closing(_bound(host, port)), tempfile.TemporaryDirectory(prefix="statehouse-metrics-") as folder:
+            os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder  # read by the workers when they are started
+            for name, value in ALLOCATORS.items():
+                os.environ.setdefault(name, value)
+            threading.Thread(target=_announce, args=(host, port), daemon=True).start()
+            _look_after([Worker(config, host, port) for _ in range(workers)], stops)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(stops)
+        os.close(stop)
     return 0
 
 
-def application(config: Config) -> Flask:
-    """A worker's own app."""
+class Worker:
+    """A process that serves, and the ones that took its place."""
+
+    def __init__(self, config: Config, host: str, port: int) -> None:
+        # Not forked: DuckDB's, Kafka's and deltalake's threads would not be there in the copy.
+        self._make = partial(
+            multiprocessing.get_context("spawn").Process, target=work, args=(config, host, port), daemon=True
+        )
+        self.due = 0.0  # when it may begin, on the monotonic clock
+        self.process: BaseProcess | None = None
+
+    def alive(self) -> bool:
+        """Whether it has begun and has not ended."""
+        return self.process is not None and self.process.is_alive()
+
+    def begin(self) -> None:
+        """Start it, for the first time or in place of one that has ended."""
+        self.process, self.due = self._make(), time.monotonic() + AGAIN_SECONDS
+        # Ctrl-C reaches all processes: it is this one that says when to stop.
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            self.process.start()
+        finally:
+            signal.signal(signal.SIGINT, handler)
+
+
+def _look_after(workers: list[Worker], stops: int) -> None:
+    """Start the workers, and each that ends again, until something is to be read of ``stops``; then stop them."""
+    try:
+        while True:
+            now = time.monotonic()
+            for worker in workers:
+                if not worker.alive() and worker.due <= now:
+                    worker.begin()
+            ends = [worker.process.sentinel for worker in workers if worker.process and worker.alive()]
+            later = [max(0.0, worker.due - now) for worker in workers if not worker.alive()]
+            if stops in wait([stops, *ends], min(later, default=None)):
+                return
+    finally:
+        processes = [worker.process for worker in workers if worker.process]
+        for process in processes:
+            process.terminate()
+        until = time.monotonic() + STOP_SECONDS
+        for process in processes:
+            process.join(max(0.0, until - time.monotonic()))
+            process.kill()
+            process.join()
+
+
+def work(config: Config, host: str, port: int) -> None:
+    """A worker: does not return."""
+    try:
+        server, door = _server(config, host, port)
+        server.run([door])
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+    sys.stderr.flush()
+    # It ends without tidying up: threads are at work, and hold DuckDB's cursors, which the interpreter's own end now and then
+    # turned into an abort ("terminate called without ...").
+    os._exit(0)
+
+
+def _server(config: Config, host: str, port: int) -> tuple[uvicorn.Server, socket.socket]:
+    """A worker's own app and its server, with the socket to listen on."""
+    threading.Thread(target=_orphaned, daemon=True).start()
     logs.to_stderr()  # a worker is a process of its own
-    # It ends without tidying up: granian's threads end at the same time, and take their DuckDB cursors with them,
-    # which the interpreter's own end now and then turned into an abort ("terminate called without ...").
-    atexit.register(os._exit, 0)
     # A thread that waits for its turn with the interpreter asks for it every so often: the default of 5 ms is shorter than many
     # a request, which it would only interrupt.
     sys.setswitchinterval(0.02)
     # With it DuckDB reads a table of Arrow's through a scanner, to leave out columns: twice the time of a few rows.
     sys.modules["pyarrow.dataset"] = None  # type: ignore[assignment]  # it is not to be had
-    from api.app import create_app  # only a worker has to have all of it
+    # Only a worker has to have all of it.
+    import uvicorn
+
+    from api.app import create_app
+    from api.bridge import Bridge
+    from api.fast import Fast
+    from api.loop import HEAD, IDLE_SECONDS, Connection
 
     app = create_app(config)
     begun()
-    _on_signal(app.extensions["statehouse"].stop)  # or streams of changes would go on until the worker is killed
-    return app
+    stop = app.extensions["statehouse"].stop
+
+    class Server(uvicorn.Server):
+        """Stops at the first signal, and does not send it to itself again."""
+
+        def handle_exit(self, sig: int, frame: object) -> None:
+            self.should_exit = True
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            stop()  # or streams of changes would go on
+            await super().shutdown(sockets)
+
+    assert isinstance(app.wsgi_app, Fast)
+    most = HEAD + 3 * config.api.max_key  # percent-encoded
+    settings = uvicorn.Config(
+        Bridge(app, THREADS),
+        http=partial(Connection, app.wsgi_app, most),  # type: ignore[arg-type]  # it is only called
+        loop="uvloop",
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        log_level="critical",  # what is worth a line says so itself
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=IDLE_SECONDS,
+        timeout_graceful_shutdown=FINISH_SECONDS,
+    )
+    return Server(settings), _bound(host, port)
 
 
-def _on_signal(act: Callable[[], None]) -> None:
-    """Do something at the first signal that this process gets, whoever handles it: granian puts its own handlers in place."""
-    woken, wakes = socket.socketpair()
-    wakes.setblocking(False)
-    signal.set_wakeup_fd(wakes.detach(), warn_on_full_buffer=False)
+def _orphaned() -> None:
+    """End when the process is gone that looks after this one."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(STOP_SECONDS)
+    os._exit(1)
 
-    def wait() -> None:
-        woken.recv(1)
-        act()
 
-    threading.Thread(target=wait, name="signals", daemon=True).start()
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket that shares the address with the others of this server."""
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    made.bind((host, port))
+    return made
 
 
 def _address(host: str, config: Config) -> str:
@@ -119,7 +217,7 @@ def _address(host: str, config: Config) -> str:
 
 
 def _free(host: str, port: int) -> int:
-    # Granian's workers share a port with whoever else is willing to, so this has to be asked for before.
+    # The workers share a port with whoever else is willing to, so this has to be asked for before.
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
