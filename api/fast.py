@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from api import keys
+from api.bridge import Wsgi
 from api.compress import LEAST
 from api.gate import Gate
 from api.replica import Replica
@@ -22,7 +23,6 @@ from api.stores import point
 
 OTHERS = ("HTTP_IF_NONE_MATCH", "HTTP_ORIGIN", "HTTP_TRANSFER_ENCODING")
 ROUTES = ("/history", "/reports")  # of Flask's; what they are about is for it to say
-Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 class Fast:

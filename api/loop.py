@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
+import uvicorn
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from api.bridge import GONE
+from api.bridge import GONE, Bridge, Wsgi
 from api.fast import Fast
 
 # Longer than proxies keep a connection that they do not use (nginx: 60), or a request may cross its end.
@@ -39,6 +41,26 @@ ANSWER = (
     b"HTTP/1.1 200 OK\r\n%bcontent-type: application/json\r\ncontent-length: %d\r\n"
     b'etag: W/"%b"\r\nvary: Accept-Encoding\r\n\r\n%b'
 )
+
+
+def settings(app: Wsgi, fast: Fast, most: int, threads: int, seconds: int) -> uvicorn.Config:
+    """How uvicorn serves a WSGI app: with heads of at most so many bytes, in so many threads, and so many seconds for what
+    goes on when it is to stop."""
+    return uvicorn.Config(
+        Bridge(app, threads),
+        http=partial(Connection, fast, most),  # type: ignore[arg-type]  # it is only called
+        loop="uvloop",
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        log_level="critical",  # what is worth a line says so itself
+        access_log=False,
+        proxy_headers=False,  # whoever sends them could be anybody
+        server_header=False,
+        timeout_keep_alive=IDLE_SECONDS,
+        timeout_graceful_shutdown=seconds,
+    )
 
 
 class Said(NamedTuple):
@@ -182,7 +204,7 @@ def said(head: bytes) -> Said | None:
     seen = Seen()
     try:
         HttpRequestParser(seen).feed_data(head)
-    except HttpParserError:
+    except (HttpParserError, HttpParserUpgrade):
         return None
     named = dict(seen.headers)
     if seen.begun != 1 or not seen.whole or len(named) < len(seen.headers) or not THEIRS.isdisjoint(named):

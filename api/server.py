@@ -145,9 +145,8 @@ def _server(config: Config, host: str, port: int) -> tuple[uvicorn.Server, socke
     import uvicorn
 
     from api.app import create_app
-    from api.bridge import Bridge
     from api.fast import Fast
-    from api.loop import HEAD, IDLE_SECONDS, Connection
+    from api.loop import HEAD, settings
 
     app = create_app(config)
     begun()
@@ -165,22 +164,7 @@ def _server(config: Config, host: str, port: int) -> tuple[uvicorn.Server, socke
 
     assert isinstance(app.wsgi_app, Fast)
     most = HEAD + 3 * config.api.max_key  # percent-encoded
-    settings = uvicorn.Config(
-        Bridge(app, THREADS),
-        http=partial(Connection, app.wsgi_app, most),  # type: ignore[arg-type]  # it is only called
-        loop="uvloop",
-        ws="none",
-        lifespan="off",
-        interface="asgi3",
-        log_config=None,
-        log_level="critical",  # what is worth a line says so itself
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_keep_alive=IDLE_SECONDS,
-        timeout_graceful_shutdown=FINISH_SECONDS,
-    )
-    return Server(settings), _bound(host, port)
+    return Server(settings(app, app.wsgi_app, most, THREADS, FINISH_SECONDS)), _bound(host, port)
 
 
 def _orphaned() -> None:

@@ -117,7 +117,7 @@ def test_numbers_lose_no_digit(client: FlaskClient) -> None:
     assert client.get("/stores/last/keys/inf").get_json()["value"] is None, "JSON has no infinity"
 
 
-@pytest.mark.parametrize("raw", [True, False], ids=["raw path", "decoded path, as granian gives it"])
+@pytest.mark.parametrize("raw", [True, False], ids=["raw path", "decoded path, as some servers give it"])
 @pytest.mark.parametrize("key", STRANGE, ids=lambda k: ascii(k[:12]))
 def test_strange_keys(client: FlaskClient, key: str, raw: bool) -> None:
     hidden = {} if raw else {"RAW_URI": "", "REQUEST_URI": ""}

@@ -1,4 +1,4 @@
-"""The API as a user starts it: granian, real sockets, signals."""
+"""The API as a user starts it: processes, real sockets, signals. What a connection does is in `test_api_loop`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from decimal import Decimal
 from pathlib import Path
 from urllib.parse import quote
 
@@ -34,6 +35,7 @@ def config(tmp_path: Path) -> Config:
     config = configured(tmp_path)
     State(config, "last").write(3, *({"key": k, "value": float(i)} for i, k in enumerate(STRANGE)))
     State(config, "pairs").write(3, {"customer": "a/b", "till": 1, "value": 2})
+    State(config, "names").write(3, {"customer": "a/b", "tag": "x%2Fy", "value": Decimal("0.10")})
     return config
 
 
@@ -76,6 +78,8 @@ def test_served_for_real(config: Config) -> None:
             status, found = get(connection, f"/stores/last/keys/{quote(key, safe='')}")
             assert (status, found.get("key"), found.get("value")) == (200, key, number)
         assert get(connection, "/stores/pairs/keys/a%2Fb/1")[1]["customer"] == "a/b"
+        found = get(connection, "/stores/names/keys/a%2Fb/x%252Fy")[1]
+        assert (found["customer"], found["tag"]) == ("a/b", "x%2Fy"), "a '/' is in the part, not between two"
         for path, expected in (("/nope", 404), ("/stores/nope", 404), ("/stores/last/keys/%FF", 400)):
             status, found = get(connection, path)
             assert (status, found["status"]) == (expected, expected)
@@ -105,13 +109,16 @@ def test_two_workers_each_follow_the_lake(config: Config) -> None:
         assert (code, rest) == (0, "")
 
 
+def workers(process: subprocess.Popen) -> list[int]:
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    if not children.exists():
+        pytest.skip("needs Linux")
+    return [int(p) for p in children.read_text().split() if b"spawn_main" in Path(f"/proc/{p}/cmdline").read_bytes()]
+
+
 def test_a_killed_worker_is_replaced(config: Config) -> None:
+    """However often: also while it starts."""
     with serving(config) as (process, connection):
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        if not children.exists():
-            pytest.skip("needs Linux")
-        workers = [p for p in children.read_text().split() if b"spawn_main" in Path(f"/proc/{p}/cmdline").read_bytes()]
-        os.kill(int(workers[0]), signal.SIGKILL)
 
         def answers() -> bool:
             connection.close()
@@ -120,8 +127,51 @@ def test_a_killed_worker_is_replaced(config: Config) -> None:
             except OSError:
                 return False
 
-        eventually(answers)
-        assert stopped(process, signal.SIGTERM)[0] == 0
+        for _ in range(2):
+            for _ in range(2):
+                (worker,) = eventually(lambda: workers(process))
+                os.kill(worker, signal.SIGKILL)
+                eventually(lambda: not Path(f"/proc/{worker}").exists())  # noqa: B023 (used at once)
+            eventually(answers)
+        assert stopped(process, signal.SIGTERM)[:2] == (0, "")
+
+
+def test_workers_end_with_the_one_who_looks_after_them(config: Config) -> None:
+    with serving(config, workers=2) as (process, _):
+        eventually(lambda: len(workers(process)) == 2)
+        left = workers(process)
+        process.kill()
+        process.wait()
+        eventually(lambda: not any(Path(f"/proc/{worker}").exists() for worker in left))
+
+
+def test_stopped_at_once_before_it_answers(config: Config) -> None:
+    file = str(Path(config.root).parent / "statehouse.yaml")
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, file, "2", "127.0.0.1"]
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        ) as process:
+            eventually(lambda: len(workers(process)) == 2)
+            os.killpg(process.pid, number)  # as Ctrl-C does it
+            assert process.stdout is not None
+            assert (process.wait(20), process.stdout.read()) == (0, "")
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_half_a_body_is_none(config: Config, chunked: bool) -> None:
+    """What has come of it would be a right one."""
+    with serving(config) as (process, connection):
+        length = "Transfer-Encoding: chunked" if chunked else "Content-Length: 100"
+        half = b'c\r\n{"value": 1}\r\n' if chunked else b'{"value": 1}'
+        with socket.create_connection(("127.0.0.1", connection.port)) as raw:
+            head = f"PUT /stores/last/keys/k HTTP/1.1\r\nContent-Type: application/json\r\n{length}\r\n\r\n"
+            raw.sendall(head.encode() + half)
+            time.sleep(0.3)
+        assert get(connection, "/stores/last/keys/%2F")[0] == 200
+        time.sleep(0.3)
+        code, said, _ = stopped(process, signal.SIGTERM)
+        assert (code, json.loads(said)["status"]) == (0, 400), "the audit's line: nothing was sent to Kafka"
 
 
 def test_what_cannot_be_served(config: Config) -> None:
