@@ -187,15 +187,14 @@ class Connection(HttpToolsProtocol):
         return b"".join([b"%b: %b\r\n" % header for header in self.server_state.default_headers])
 
     def _refuse(self, status: int) -> None:
-        """Say what is wrong, if nothing is being said, and close."""
-        going = self.cycle is not None and not self.cycle.response_complete
-        if not going or not (
-            self.pipeline or self.cycle.response_started
-        ):  # so it is the request itself that goes on wrong
+        """Say what is wrong, and close. While an answer is under way only that: it would be taken for a part of it."""
+        cycle = self.cycle
+        going = cycle is not None and not cycle.response_complete
+        if not going or not (self.pipeline or cycle.response_started):
             self.transport.write(problem(status, self._date(), self._most))
         if going:
-            self.cycle.disconnected = True  # nothing more is sent, and who reads the body is told
-            self.cycle.message_event.set()
+            cycle.disconnected = True  # nothing more is sent, and who reads the body is told
+            cycle.message_event.set()
         self.transport.close()
 
 

@@ -11,6 +11,7 @@ from flask.testing import FlaskClient
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from api.compress import LEAST
 from api.fast import Fast
 from tests.test_api_reads import STRANGE, app, client, config  # noqa: F401 (fixtures)
 
@@ -48,6 +49,44 @@ def test_the_same_bytes_and_headers(
     client: FlaskClient, slow: FlaskClient, store: str, key: str, headers: dict
 ) -> None:
     both(client, slow, f"/stores/{store}/keys/{quote(key, safe='/%')}", headers=headers)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.sampled_from(STORES),
+    st.one_of(st.sampled_from([*STRANGE, "1", "a/1", "a%2Fb/1", "2026-03-01", "k%2Fhistory"]), st.text(max_size=5)),
+    st.booleans(),
+)
+@example("names", "a%2Fb/x%252Fy", False)
+@example("last", "x%2Freports", True)
+def test_what_the_event_loop_is_told(
+    client: FlaskClient, slow: FlaskClient, store: str, key: str, packed: bool
+) -> None:
+    """What Flask says; or nothing, for Flask to say it."""
+    fast, path = client.application.wsgi_app, f"/stores/{store}/keys/{quote(key, safe='/%')}"
+    assert isinstance(fast, Fast)
+    found, right = fast.answer(path, "", "127.0.0.1", packed), slow.get(path)
+    if found is not None:
+        assert (found[0], f'W/"{found[1]}"') == (right.data, right.headers["ETag"])
+        assert not packed or len(found[0]) <= LEAST
+    elif client.application.extensions["statehouse"].config.api.replica != "none":
+        assert right.status_code != 200 or packed or path.endswith(("history", "reports")) or len(right.data) > 4000
+
+
+def test_the_event_loop_waits_for_nobody(client: FlaskClient) -> None:
+    fast, path = client.application.wsgi_app, "/stores/last/keys/a%2Fb"
+    assert isinstance(fast, Fast)
+    if client.application.extensions["statehouse"].config.api.replica == "none":
+        assert fast.answer(path, "", "127.0.0.1", False) is None
+        return
+    assert fast.answer(path, "", "127.0.0.1", False)
+    snapshot = client.application.extensions["statehouse"].replica.snapshot("last")
+    with snapshot.lock:
+        assert fast.answer(path, "", "127.0.0.1", False) is None
+    snapshot.stale.add(("a/b",))
+    assert fast.answer(path, "", "127.0.0.1", False) is None
+    assert fast.answer(path, "", "127.0.0.1", False, waits=True), "nobody folds here, so nobody is waited for"
+    snapshot.stale.clear()
 
 
 def test_those_that_are_there_are_answered_without_flask(

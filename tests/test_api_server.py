@@ -92,6 +92,20 @@ def test_served_for_real(config: Config) -> None:
         assert seconds < 5
 
 
+def test_the_event_loop_says_what_flask_says(config: Config) -> None:
+    """In the same bytes: the header Origin is for Flask."""
+    with serving(config) as (_, connection), socket.create_connection(("127.0.0.1", connection.port)) as raw:
+        for key in STRANGE:
+            path, answers = f"/stores/last/keys/{quote(key, safe='')}", []
+            for more in ("", "Origin: http://x\r\n", "X: 1\r\n", "X: 1\r\nX: 2\r\n"):
+                raw.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n{more}\r\n".encode())
+                response = http.client.HTTPResponse(raw)
+                response.begin()
+                headers = [(name, value) for name, value in response.getheaders() if name != "date"]
+                answers.append((response.status, headers, response.read()))
+            assert answers[0][0] == 200 and answers == [answers[0]] * 4
+
+
 def test_two_workers_each_follow_the_lake(config: Config) -> None:
     tagged = State(config, "tagged")
     with serving(config, workers=2) as (process, connection):
