@@ -302,6 +302,7 @@ class Live:
     @contextmanager
     def _shown(self, snapshot: Snapshot) -> Iterator[None]:
         """Where what is pending cannot be shown, nothing of it is."""
+        snapshot.busy = True
         try:
             yield
         except BaseException as error:
@@ -310,6 +311,8 @@ class Live:
                 log.warning("stream %s: what is not in the changelog yet is not shown: %s", self._stream.name, error)
             self._error = str(error)
             snapshot.clear()
+        finally:
+            snapshot.busy = False
 
     def _run(self) -> None:
         while not self._stop.is_set():
