@@ -72,7 +72,7 @@ def create_app(config: Config) -> Flask:
     app.extensions["statehouse"] = api = Api(config, replica, Producer(config.kafka), Lake(config), fleet)
     problems.install(app)
     # In this order on the way in; on the way out the other way round.
-    count = metrics.install(app, api.replica)
+    counted = metrics.install(app, api.replica)
     compress.install(app)
     cors.install(app, config.api.cors)
     audit.install(app)
@@ -80,7 +80,7 @@ def create_app(config: Config) -> Flask:
     methods.install(app)
     for blueprint in (health, page, openapi, processors, docs, reads, past, follows, tasks, writes):
         app.register_blueprint(blueprint)
-    app.wsgi_app = Fast(app.wsgi_app, api.replica, passing, count)  # type: ignore[method-assign]
+    app.wsgi_app = Fast(app.wsgi_app, api.replica, passing, counted)  # type: ignore[method-assign]
     if fleet:  # before the replica reads what it should have
         fleet.start()
     api.replica.start()

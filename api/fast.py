@@ -18,8 +18,10 @@ from api import keys
 from api.bridge import Wsgi
 from api.compress import LEAST
 from api.gate import Gate
+from api.metrics import Reads
 from api.replica import Replica
 from api.stores import point
+from api.way import WAY
 
 OTHERS = ("HTTP_IF_NONE_MATCH", "HTTP_ORIGIN", "HTTP_TRANSFER_ENCODING")
 ROUTES = ("/history", "/reports")  # of Flask's; what they are about is for it to say
@@ -28,8 +30,8 @@ ROUTES = ("/history", "/reports")  # of Flask's; what they are about is for it t
 class Fast:
     """A WSGI app around another, and what the event loop asks instead of it."""
 
-    def __init__(self, slow: Wsgi, replica: Replica, gate: Gate, count: Callable[[float], None]) -> None:
-        self.slow, self._replica, self._gate, self._count = slow, replica, gate, count
+    def __init__(self, slow: Wsgi, replica: Replica, gate: Gate, reads: Reads) -> None:
+        self.slow, self._replica, self._gate, self.reads = slow, replica, gate, reads
         self._crosses = bool(gate.limits.cors)
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -56,14 +58,17 @@ class Fast:
         self, path: str, authorization: str, address: str | None, packed: bool, waits: bool = False
     ) -> tuple[bytes, str] | None:
         """The body and the tag of a plain GET's answer; None: it is for Flask to say. ``path`` is as it was sent, ``packed``
-        says that the caller can read fewer bytes. Only what ``waits`` may wait for other threads, or for the lake."""
+        says that the caller can read fewer bytes. Only what ``waits`` may wait for other threads, or for the lake;
+        the event loop does no more than let those go first that it would hold up."""
         begun = time.perf_counter()
+        if not waits:
+            WAY.give()
         try:
             found = self._found(path, authorization, address, packed, waits)
         except Exception:  # a wrong key, or what nobody foresaw: Flask comes to the same, and says so
             return None
         if found is not None:
-            self._count(time.perf_counter() - begun)
+            self.reads.took(time.perf_counter() - begun)
         return found
 
     def _found(

@@ -33,13 +33,14 @@ from api.overlay import Key
 from api.prepared import cursor
 from api.snapshot import Snapshot
 from api.tail import Made, Tail
+from api.way import WAY
 from statehouse.config import Config, Stream
 from statehouse.fold import Rule
 from statehouse.kafka import librdkafka
 from statehouse.tables import changelog_columns
 
 IDLE = 0.2  # seconds to wait for a first event
-WAIT, LONGEST = 0.003, 0.02  # and then for more of them: half as long as the last ones took
+WAIT, LONGEST, MANY = 0.003, 0.03, 5000  # and then for more of them, see Pace
 AT_ONCE = 2000  # events of one fold
 PENDING = 250_000  # events that are shown ahead of the changelog at the most
 BEHIND = 100_000  # events that are in the topic and not read yet, from which on it steps aside
@@ -80,6 +81,24 @@ class Turn:
 
     def __exit__(self, *_: object) -> None:
         self._room.release()
+
+
+class Pace:
+    """How long to wait for more events. A round takes more than a millisecond whatever is in it, and who reads has to do without
+    that: so where ``MANY`` events come a second, rounds are ``LONGEST`` apart, of fewer as much less."""
+
+    def __init__(self) -> None:
+        self._last = self._rate = 0.0  # when the last ones came, and how many a second
+
+    def wait(self) -> float:
+        """Seconds."""
+        return max(WAIT, self._last + LONGEST * min(1.0, self._rate / MANY) - time.monotonic())
+
+    def came(self, count: int) -> None:
+        """So many came; there may be none."""
+        now = time.monotonic()
+        self._rate += (count / (now - self._last) - self._rate) / 8  # smoothed: one round says little
+        self._last = now
 
 
 class Live:
@@ -135,7 +154,7 @@ class Live:
             if snapshot.ahead and fits:
                 tail.covered(covered or {})
             for part in tail.parts(made):
-                with self.turn:
+                with self.turn, WAY:
                     if not fits:
                         snapshot.clear()
                     tail.show(part)
@@ -150,7 +169,7 @@ class Live:
     def settle(self, snapshot: Snapshot, tail: Tail | None, covered: Offsets | None) -> None:
         """A store's state by the changelog is another now, and has this of the topic: show on top of it what is pending still.
         None: that is not known, or it cannot be folded on; then nothing is."""
-        with self.lock, self.turn:
+        with self.lock, self.turn, WAY:
             self._lay(snapshot, tail, covered, None)
 
     def arrived(self, found: pa.Table) -> None:
@@ -159,8 +178,9 @@ class Live:
         found = after(found, self._next)
         if not found.num_rows:
             return
-        new = self._parse(found)
-        with self.lock:
+        with WAY:
+            new = self._parse(found)
+        with self.lock, WAY:  # in this order: nobody should wait for who waits
             if self._parser and self._parser[0] != self._known():  # another one took a store's place meanwhile
                 new = self._parse(found)
             places = zip(found["_partition"].to_pylist(), found["_offset"].to_pylist(), strict=True)
@@ -281,7 +301,7 @@ class Live:
             read[tail] = time.monotonic() + READ_SECONDS
             here = [found for found in asked if found.tail is tail]
             try:
-                with self.turn, self._shown(tail.snapshot):
+                with self.turn, WAY, self._shown(tail.snapshot):
                     tail.settle([found.keys for found in here])
             finally:
                 for found in here:
@@ -292,7 +312,7 @@ class Live:
         left = False
         for tail, until in list(read.items()):
             snapshot = tail.snapshot
-            with self.turn, self._shown(snapshot):
+            with self.turn, WAY, self._shown(snapshot):
                 tail.settle_some(UNASKED)
             left |= len(snapshot.stale) >= UNASKED
             if time.monotonic() > until or not snapshot.fold:
@@ -302,7 +322,6 @@ class Live:
     @contextmanager
     def _shown(self, snapshot: Snapshot) -> Iterator[None]:
         """Where what is pending cannot be shown, nothing of it is."""
-        snapshot.busy = True
         try:
             yield
         except BaseException as error:
@@ -311,8 +330,6 @@ class Live:
                 log.warning("stream %s: what is not in the changelog yet is not shown: %s", self._stream.name, error)
             self._error = str(error)
             snapshot.clear()
-        finally:
-            snapshot.busy = False
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -350,7 +367,7 @@ class Live:
 
     def _follow(self, consumer: Consumer) -> None:
         assigned: set[int] = set()
-        due = took = 0.0
+        due, pace = 0.0, Pace()
         while not self._stop.is_set():
             if self._covered is None:  # nothing to show it on top of
                 self._stop.wait(IDLE)
@@ -363,12 +380,12 @@ class Live:
                     assigned = found
             first = consumer.poll(IDLE)
             # One without a payload is false to Python.
-            wait = min(max(WAIT, took / 2), LONGEST)
-            messages = [] if first is None else [first, *consumer.consume(AT_ONCE - 1, wait)]
+            messages = [] if first is None else [first, *consumer.consume(AT_ONCE - 1, pace.wait())]
+            pace.came(len(messages))
             if good := _without_errors(messages):
-                began = time.monotonic()
-                self.arrived(records(good))
-                took = time.monotonic() - began
+                with WAY:
+                    new = records(good)
+                self.arrived(new)
             self._measure(consumer, assigned, cached=True)
             if self._too_many(1.0):
                 self._step_aside(consumer, assigned)

@@ -46,6 +46,10 @@ ANSWER = (
 def settings(app: Wsgi, fast: Fast, most: int, threads: int, seconds: int) -> uvicorn.Config:
     """How uvicorn serves a WSGI app: with heads of at most so many bytes, in so many threads, and so many seconds for what
     goes on when it is to stop."""
+
+    async def count() -> None:
+        fast.reads.count()
+
     return uvicorn.Config(
         Bridge(app, threads),
         http=partial(Connection, fast, most),  # type: ignore[arg-type]  # it is only called
@@ -60,6 +64,8 @@ def settings(app: Wsgi, fast: Fast, most: int, threads: int, seconds: int) -> uv
         server_header=False,
         timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=seconds,
+        callback_notify=count,
+        timeout_notify=0,  # every second
     )
 
 

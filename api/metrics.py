@@ -8,10 +8,13 @@ worker follows the whole lake.
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from flask import Flask, Response, g, request
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector
 from prometheus_client.exposition import choose_encoder
@@ -72,13 +75,33 @@ def _gauges(gauges: dict[str, tuple[str, str, int]], statuses: dict[str, dict[st
         yield gauge
 
 
-def install(app: Flask, replica: Replica) -> Callable[[float], None]:
-    """Count every request from here on, and serve ``/metrics``. What it gives counts a point read that was answered in
-    so many seconds without Flask."""
+class Reads:
+    """Point reads that were answered without Flask. Each is only noted: to count it takes a tenth of the read's own time, and a
+    hundredth where it is done for many at once."""
+
+    def __init__(self, seconds: Histogram) -> None:
+        self._seconds, self._lock = seconds, threading.Lock()
+        self._noted: deque[float] = deque()
+        self.took = self._noted.append  # seconds; of any thread
+
+    def count(self) -> None:
+        """Count those that were noted."""
+        with self._lock:
+            found = np.array([self._noted.popleft() for _ in range(len(self._noted))])
+            # What Histogram.observe does for each.
+            self._seconds._sum.inc(float(found.sum()))
+            counts = np.bincount(np.searchsorted(self._seconds._upper_bounds, found))
+            for bucket in np.flatnonzero(counts):
+                self._seconds._buckets[bucket].inc(int(counts[bucket]))
+
+
+def install(app: Flask, replica: Replica) -> Reads:
+    """Count every request from here on, and serve ``/metrics``."""
     counted = CollectorRegistry()
     labels = ("route", "method", "status")
     # A histogram counts too: statehouse_http_request_seconds_count.
     seconds = Histogram("statehouse_http_request_seconds", "Time to the answer's head", labels, registry=counted)
+    reads = Reads(seconds.labels(POINT_READ, "GET", "200"))
 
     @app.before_request
     def begin() -> None:
@@ -96,7 +119,8 @@ def install(app: Flask, replica: Replica) -> Callable[[float], None]:
         answers={200: Answer("the metrics", {"text/plain": {}, "application/openmetrics-text": {}})}, closed=False
     )
     def metrics() -> Response:
-        """Every number, in the format that the caller reads."""
+        """Every number, in the format that the caller reads. Of point reads, what other workers had counted a second ago."""
+        reads.count()
         shown = CollectorRegistry()
         ProcessCollector(registry=shown)
         shown.register(Replicas(replica))
@@ -107,4 +131,4 @@ def install(app: Flask, replica: Replica) -> Callable[[float], None]:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         return Response(encode(shown), content_type=content_type)
 
-    return seconds.labels(POINT_READ, "GET", "200").observe
+    return reads

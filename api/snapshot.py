@@ -12,7 +12,6 @@ import copy
 import datetime as dt
 import itertools
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -44,7 +43,6 @@ SOME = 100_000  # rows of a chunk, where few are expected
 MANY = 32  # rows from which on it takes less time to make them a column at a time
 STRIDE = 64  # a key in so many is kept as Python's values
 SHORTEST, LONGEST = 16, 4096  # rows that a scan takes at once
-GIVE_WAY = 0.0002  # seconds for which an event loop lets who folds go on
 AT_ONCE = 5000  # keys that are folded while what is new waits
 Row = dict[str, Any]
 SEARCHED = pa.types.is_large_string, pa.types.is_string, pa.types.is_integer  # kinds of keys that Arrow searches for
@@ -75,7 +73,6 @@ class Snapshot:
     stale: set[Key] = field(default_factory=set)
     fold: Callable[[Sequence[Key]], None] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)  # held to change the overlay, and to go through it
-    busy: bool = False  # what is pending is being folded, or laid on top
 
     def __post_init__(self) -> None:
         self._names = list(self.rule.keys) if self.rule else []
@@ -98,10 +95,6 @@ class Snapshot:
 
     def at_once(self, parts: Sequence[str]) -> Row | None:
         """The same for an event loop, where nobody has to be waited for; None also where somebody has to."""
-        if self.busy:
-            # Who folds is in Arrow or DuckDB for a moment, again and again, and needs the interpreter after each: without this the
-            # loop takes it first, and 20 ms of work become 100, for which others wait.
-            time.sleep(GIVE_WAY)
         key = self.key(parts)
         # Who takes the lock in between changes the overlay's rows, and no more.
         return None if key in self.stale or self.lock.locked() else self._state(key)

@@ -168,6 +168,18 @@ def say(what: str, figure: str) -> None:
     print(f"{what:45} {figure}   (load {os.getloadavg()[0]:.1f})", flush=True)
 
 
+def loaded(folder: Path, keys: int) -> None:
+    """A lake of so many keys, merged."""
+    duckdb.sql(f"""
+        COPY (SELECT 'key-' || i AS key, 'a' AS agent, CAST(hash(i) % 1000 AS BIGINT) AS n,
+            TIMESTAMPTZ '2024-01-01 00:00:00+00' + to_seconds(i) AS ts FROM range({keys}) AS t(i))
+        TO '{folder}/old.parquet'""")
+    for words in (["load", "s", "old.parquet"], ["merge", "--once"]):
+        with (folder / "log").open("ab") as log:
+            command = [sys.executable, "-m", "statehouse.cli", *words]
+            subprocess.run(command, cwd=folder, check=True, stdout=log, stderr=log)
+
+
 def main(keys: int = 1_000_000, seconds: int = 60, workers: int = 1) -> None:
     """Print a line for each figure."""
     sys.setswitchinterval(0.0005)  # what the probes and the flow wait for each other is not what is measured
@@ -176,14 +188,7 @@ def main(keys: int = 1_000_000, seconds: int = 60, workers: int = 1) -> None:
         (folder / "statehouse.yaml").write_text(CONFIG.format(bootstrap=broker.bootstrap))
         (folder / "keys.lua").write_text(LUA % ("/stores/last/keys/", keys - 1))
         (folder / "peer.lua").write_text(LUA % (PEERS, keys - 1))
-        duckdb.sql(f"""
-            COPY (SELECT 'key-' || i AS key, 'a' AS agent, CAST(hash(i) % 1000 AS BIGINT) AS n,
-                TIMESTAMPTZ '2024-01-01 00:00:00+00' + to_seconds(i) AS ts FROM range({keys}) AS t(i))
-            TO '{folder}/old.parquet'""")
-        for words in (["load", "s", "old.parquet"], ["merge", "--once"]):
-            with (folder / "log").open("ab") as log:
-                command = [sys.executable, "-m", "statehouse.cli", *words]
-                subprocess.run(command, cwd=folder, check=True, stdout=log, stderr=log)
+        loaded(folder, keys)
         flow = Flow(broker.bootstrap, keys)
         say(f"{keys:,} keys, {workers} workers, {seconds} s each", "")
         with started(folder, "serve", "--port", "0", "--workers", str(workers)) as api:

@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from api import arrivals, create_app
-from api.live import UNASKED_SECONDS, Live, Turn
+from api.live import LONGEST, UNASKED_SECONDS, WAIT, Live, Pace, Turn
 from api.prepared import cursor
 from api.replica import Replica
 from api.snapshot import Snapshot
@@ -642,3 +642,25 @@ stores:
 def _as_kafka(row):
     topic, partition, offset, at, key, value, headers = row
     return topic, partition, offset, round(at.replace(tzinfo=dt.timezone.utc).timestamp() * 1000), key, value, headers
+
+
+def test_rounds_are_few_where_many_events_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("api.live.time.monotonic", lambda: clock[0])
+
+    def apart(rate: int) -> float:
+        """Seconds between rounds that take no time, once events have come for a while."""
+        pace, ends, left = Pace(), [], 0.0
+        for _ in range(200):
+            clock[0] += 1 / rate  # until the first
+            wait = pace.wait()
+            clock[0] += wait
+            left += 1 + wait * rate
+            pace.came(int(left))
+            left -= int(left)
+            ends.append(clock[0])
+        return (ends[-1] - ends[100]) / 99
+
+    assert apart(1) == pytest.approx(1 + WAIT), "one alone is shown at once"
+    assert apart(1000) == pytest.approx(LONGEST / 5, rel=0.2)
+    assert apart(5000) == pytest.approx(apart(50_000), rel=0.05) == pytest.approx(LONGEST, rel=0.05)

@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as of_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from api import create_app
+from api.metrics import Reads
 from statehouse.config import Config
 from statehouse.tables import table
 from tests.test_api_lake import State, changelog, configured, eventually
@@ -78,6 +82,23 @@ def test_requests_by_route(client: FlaskClient) -> None:
     assert requests(samples(client.get("/metrics").text), route="/metrics") == 1
 
 
+@given(st.lists(st.lists(st.one_of(st.floats(0, 100), st.sampled_from(Histogram.DEFAULT_BUCKETS[:-1])))))
+def test_reads_are_counted_as_a_histogram_does_it(rounds: list[list[float]]) -> None:
+    def made(registry: CollectorRegistry) -> Histogram:
+        return Histogram("seconds", "of a read", ("route",), registry=registry).labels("a")
+
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    reads, each = Reads(made(ours)), made(theirs)
+    for found in rounds:
+        for seconds in found:
+            reads.took(seconds)
+            each.observe(seconds)
+        reads.count()
+    now, then = (samples(generate_latest(registry).decode()) for registry in (ours, theirs))
+    kept = {sample: value for sample, value in then.items() if not sample[0].endswith("_created")}
+    assert {sample: now[sample] for sample in kept} == pytest.approx(kept)
+
+
 def test_replicas_and_process(client: FlaskClient) -> None:
     response = client.get("/metrics")
     assert response.content_type.startswith("text/plain")
@@ -116,11 +137,13 @@ def test_the_workers_count_together(config: Config, workers: int) -> None:
         for _ in range(30):
             connection.close()
             assert get(connection, "/stores/last/keys/a")[0] == 200
+        route = "/stores/<store>/keys/<key:key>"
+        eventually(lambda: requests(scrape(), route=route, status="200") == 30)  # others' are here after a second
         seen.clear()
 
         def all_say_the_same() -> bool:
             found = scrape()
-            assert requests(found, route="/stores/<store>/keys/<key:key>", status="200") == 30
+            assert requests(found, route=route, status="200") == 30
             assert found["statehouse_store_keys", frozenset({("store", "last")})] == 2
             return len(seen) == workers
 
