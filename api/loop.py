@@ -48,7 +48,7 @@ def settings(app: Wsgi, fast: Fast, most: int, threads: int, seconds: int) -> uv
     goes on when it is to stop."""
 
     async def count() -> None:
-        fast.reads.count()
+        fast.count()
 
     return uvicorn.Config(
         Bridge(app, threads),

@@ -25,10 +25,14 @@ class Known:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, str | None, bool]] = []
+        self.counted = 0
 
     def answer(self, path: str, authorization: str, address: str | None, packed: bool) -> tuple[bytes, str] | None:
         self.asked.append((path, authorization, address, packed))
         return (b'{"key":"k"}\n', "tag") if path == PATH.decode() else None
+
+    def count(self) -> None:
+        self.counted += 1
 
 
 class Serving:
@@ -110,6 +114,10 @@ def bodies(text: bytes) -> list[bytes]:
         found.append(text[:length])
         text = text[length:]
     return found
+
+
+def test_what_was_answered_is_counted_each_second(serving: Serving) -> None:
+    eventually(lambda: serving.known.counted > 1)
 
 
 def test_a_point_read_is_answered_in_the_loop(serving: Serving) -> None:
