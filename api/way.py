@@ -6,6 +6,7 @@ again, and would wait for the interpreter after each: 2 ms of work become 20, an
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 
@@ -17,7 +18,7 @@ class Way:
 
     def __init__(self) -> None:
         self._lock, self._free = threading.Lock(), threading.Event()
-        self._inside, self._again = 0, 0.0
+        self._inside, self._again, self._waited = 0, 0.0, False
         self._free.set()
 
     def __enter__(self) -> None:
@@ -31,12 +32,18 @@ class Way:
             if not self._inside:
                 self._free.set()
 
-    def give(self) -> None:
-        """Wait until it is left, for ``MOST`` seconds; and then not again for as long as that took: one thread may ask."""
-        if self._inside and (began := time.monotonic()) >= self._again:
+    def give(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Wait until it is left, for ``MOST`` seconds; and then not again for as long as that took, nor in the same turn of the loop:
+        all that is to be done in it would wait for all its waits. In the loop's thread."""
+        if self._inside and not self._waited and (began := time.monotonic()) >= self._again:
+            self._waited = True
+            loop.call_soon(self._turned)
             self._free.wait(MOST)
             ended = time.monotonic()
             self._again = ended + (ended - began)
+
+    def _turned(self) -> None:
+        self._waited = False
 
 
 WAY = Way()  # one in a process, as there is one interpreter

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
+import uvloop
 
 from api.way import MOST, Way
 
 
-def given(way: Way) -> float:
-    """Seconds that the loop waited."""
-    began = time.monotonic()
-    way.give()
-    return time.monotonic() - began
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    made = uvloop.new_event_loop()
+    yield made
+    made.close()
 
 
-def test_the_loop_goes_on_when_all_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def given(loop: asyncio.AbstractEventLoop, way: Way, pause: float = 0.0) -> tuple[float, float]:
+    """Seconds that the loop waited, asked twice in one turn."""
+
+    async def give() -> tuple[float, float]:
+        times = []
+        for _ in range(2):
+            began = time.monotonic()
+            way.give(loop)
+            times.append(time.monotonic() - began)
+            time.sleep(pause)
+        return times[0], times[1]
+
+    return loop.run_until_complete(give())
+
+
+def test_the_loop_goes_on_when_all_have_left(loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("api.way.MOST", 3600)
     way, order = Way(), []
     inside, out = threading.Event(), threading.Event()
@@ -33,24 +51,33 @@ def test_the_loop_goes_on_when_all_have_left(monkeypatch: pytest.MonkeyPatch) ->
     thread.start()
     assert inside.wait(10)
     threading.Timer(0.1, out.set).start()
-    way.give()
+    way.give(loop)
     order.append("loop")
     thread.join()
     assert order == ["work", "loop"]
 
 
-def test_the_loop_is_held_for_half_of_the_time_at_the_most() -> None:
+def test_the_loop_is_held_for_half_of_the_time_at_the_most(loop: asyncio.AbstractEventLoop) -> None:
     way = Way()
     with way:
-        first, second = given(way), given(way)
+        first, _ = given(loop, way)
+        second, _ = given(loop, way)
         assert first >= MOST and second < first, "and goes on at once the second time"
-        while given(way) < MOST:
+        while given(loop, way)[0] < MOST:
             pass
     assert way._again > time.monotonic(), "it has waited again"
 
 
-def test_nobody_waits_for_nothing() -> None:
+def test_the_loop_waits_once_in_a_turn(loop: asyncio.AbstractEventLoop) -> None:
+    way = Way()
+    with way:
+        for _ in range(3):
+            first, second = given(loop, way, pause=2 * MOST)  # by the time it may wait again
+            assert second < MOST <= first
+
+
+def test_nobody_waits_for_nothing(loop: asyncio.AbstractEventLoop) -> None:
     way = Way()
     with way:
         pass
-    assert sum(given(way) for _ in range(1000)) < 1000 * MOST
+    assert sum(sum(given(loop, way)) for _ in range(1000)) < 1000 * MOST
