@@ -21,6 +21,7 @@ from api.gate import Gate
 from api.metrics import Reads
 from api.replica import Replica
 from api.stores import point
+from api.way import WAY
 
 OTHERS = ("HTTP_IF_NONE_MATCH", "HTTP_ORIGIN", "HTTP_TRANSFER_ENCODING")
 ROUTES = ("/history", "/reports")  # of Flask's; what they are about is for it to say
@@ -57,8 +58,11 @@ class Fast:
         self, path: str, authorization: str, address: str | None, packed: bool, waits: bool = False
     ) -> tuple[bytes, str] | None:
         """The body and the tag of a plain GET's answer; None: it is for Flask to say. ``path`` is as it was sent, ``packed``
-        says that the caller can read fewer bytes. Only what ``waits`` may wait for other threads, or for the lake."""
+        says that the caller can read fewer bytes. Only what ``waits`` may wait for other threads, or for the lake;
+        the event loop does no more than let those go first that it would hold up."""
         begun = time.perf_counter()
+        if not waits:
+            WAY.give()
         try:
             found = self._found(path, authorization, address, packed, waits)
         except Exception:  # a wrong key, or what nobody foresaw: Flask comes to the same, and says so

@@ -19,7 +19,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from api.bridge import GONE, Bridge, Wsgi
 from api.fast import Fast
-from api.way import WAY
 
 # Longer than proxies keep a connection that they do not use (nginx: 60), or a request may cross its end.
 IDLE_SECONDS = 65
@@ -124,7 +123,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(431)
 
     def _answered(self, data: bytes) -> bool:
-        """Answer a point read, where nothing comes before it and it need not wait; those go first that it would hold up."""
+        """Answer a point read, where nothing comes before it and nobody has to be waited for."""
         line, _, block = data.partition(b"\r\n")
         found = POINT.fullmatch(line)
         if not found or (self.cycle is not None and not self.cycle.response_complete):
@@ -135,7 +134,6 @@ class Connection(HttpToolsProtocol):
             return False
         authorization, packed = self._said
         address = self.client[0] if self.client else ""
-        WAY.give(self.loop)
         answer = self._fast.answer(found[1].decode("ascii"), authorization, address, packed)
         if answer is None:
             return False

@@ -32,12 +32,12 @@ class Way:
             if not self._inside:
                 self._free.set()
 
-    def give(self, loop: asyncio.AbstractEventLoop) -> None:
+    def give(self) -> None:
         """Wait until it is left, for ``MOST`` seconds; and then not again for as long as that took, nor in the same turn of the loop:
         all that is to be done in it would wait for all its waits. In the loop's thread."""
         if self._inside and not self._waited and (began := time.monotonic()) >= self._again:
             self._waited = True
-            loop.call_soon(self._turned)
+            asyncio.get_running_loop().call_soon(self._turned)
             self._free.wait(MOST)
             ended = time.monotonic()
             self._again = ended + (ended - began)

@@ -27,7 +27,7 @@ def given(loop: asyncio.AbstractEventLoop, way: Way, pause: float = 0.0) -> tupl
         times = []
         for _ in range(2):
             began = time.monotonic()
-            way.give(loop)
+            way.give()
             times.append(time.monotonic() - began)
             time.sleep(pause)
         return times[0], times[1]
@@ -51,7 +51,7 @@ def test_the_loop_goes_on_when_all_have_left(loop: asyncio.AbstractEventLoop, mo
     thread.start()
     assert inside.wait(10)
     threading.Timer(0.1, out.set).start()
-    way.give(loop)
+    given(loop, way)
     order.append("loop")
     thread.join()
     assert order == ["work", "loop"]
