@@ -3,6 +3,7 @@
 # ruff: noqa: F811 (fixtures are imported)
 from __future__ import annotations
 
+import asyncio
 from urllib.parse import quote
 
 import pytest
@@ -24,6 +25,15 @@ def slow(app: Flask) -> FlaskClient:
     behind = Flask("behind")
     behind.wsgi_app = app.wsgi_app.slow  # type: ignore[method-assign, attr-defined]
     return behind.test_client()
+
+
+def told(fast: Fast, path: str, packed: bool) -> tuple[bytes, str] | None:
+    """What it says in an event loop."""
+
+    async def ask() -> tuple[bytes, str] | None:
+        return fast.answer(path, "", "127.0.0.1", packed)
+
+    return asyncio.run(ask())
 
 
 def both(client: FlaskClient, slow: FlaskClient, path: str, **words: object) -> bool:
@@ -65,7 +75,7 @@ def test_what_the_event_loop_is_told(
     """What Flask says; or nothing, for Flask to say it."""
     fast, path = client.application.wsgi_app, f"/stores/{store}/keys/{quote(key, safe='/%')}"
     assert isinstance(fast, Fast)
-    found, right = fast.answer(path, "", "127.0.0.1", packed), slow.get(path)
+    found, right = told(fast, path, packed), slow.get(path)
     if found is not None:
         assert (found[0], f'W/"{found[1]}"') == (right.data, right.headers["ETag"])
         assert not packed or len(found[0]) <= LEAST
@@ -77,14 +87,14 @@ def test_the_event_loop_waits_for_nobody(client: FlaskClient) -> None:
     fast, path = client.application.wsgi_app, "/stores/last/keys/a%2Fb"
     assert isinstance(fast, Fast)
     if client.application.extensions["statehouse"].config.api.replica == "none":
-        assert fast.answer(path, "", "127.0.0.1", False) is None
+        assert told(fast, path, False) is None
         return
-    assert fast.answer(path, "", "127.0.0.1", False)
+    assert told(fast, path, False)
     snapshot = client.application.extensions["statehouse"].replica.snapshot("last")
     with snapshot.lock:
-        assert fast.answer(path, "", "127.0.0.1", False) is None
+        assert told(fast, path, False) is None
     snapshot.stale.add(("a/b",))
-    assert fast.answer(path, "", "127.0.0.1", False) is None
+    assert told(fast, path, False) is None
     assert fast.answer(path, "", "127.0.0.1", False, waits=True), "nobody folds here, so nobody is waited for"
     snapshot.stale.clear()
 
