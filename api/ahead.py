@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping
 
-import numpy as np
 import pyarrow as pa
 import sqlglot
 from sqlglot import exp
 
 from api.duck import quoted, selected
 from api.fold import GUARD, Fold
-from api.overlay import Key, Rows, keys_of
+from api.overlay import NUMBER, Key, Rows, keys_of
 from api.prepared import Bag, Prepared, cursor
 from api.snapshot import casts
 from statehouse.config import Stream
@@ -21,6 +20,7 @@ from statehouse.tables import changelog_columns
 from statehouse.transpile import to_duckdb
 
 EVENTS, BEFORE = "_of", "_before"
+PLACE = NUMBER, "_partition", "_offset"
 
 
 def changed(rule: Rule, types: Mapping[str, str], made: str) -> str:
@@ -54,29 +54,28 @@ class Ahead:
 
     def forget(self) -> None:
         """Nothing is pending."""
-        self._pending = Rows()
-        self._of: dict[Key, list[int]] = {}  # the numbers of each key's events
+        self._pending = Rows()  # of the whole stream; its numbers are those below
+        self._of: defaultdict[Key, list[int]] = defaultdict(list)  # the numbers of each key's events
         # Of each partition the offsets, in order, with their numbers and keys.
-        self._places: dict[int, deque[tuple[int, int, Key]]] = {}
+        self._places: defaultdict[int, deque[tuple[int, int, Key]]] = defaultdict(deque)
         self._covered: dict[Key, list[int]] = {}  # the numbers of what is to be dropped
 
-    def add(self, new: pa.Table) -> list[Key]:
-        """Some events are pending, too, with their :func:`keyed` or without; the keys that they touch, without windows."""
+    def add(self, new: pa.Table, pending: Rows) -> list[Key]:
+        """Some of the rows that are pending are so here, too: with their numbers, and with their :func:`keyed` or without. The keys that
+        they touch, without windows."""
+        self._pending = pending
         if not new.num_rows:
             return []
         found = new
         if self._names[0] not in new.column_names:
             self._events.put(new)
             found = self._keys.rows()
-        first = self._pending.end
-        self._pending = self._pending.added({name: new[name].combine_chunks() for name in self._columns})
         keys = keys_of(found[name] for name in self._names)
-        places = zip(keys, new["_partition"].to_pylist(), new["_offset"].to_pylist(), strict=True)
         touched: dict[Key, None] = {}
-        for number, (key, partition, offset) in enumerate(places, first):
+        for key, number, partition, offset in zip(keys, *(new[name].to_pylist() for name in PLACE), strict=True):
             if None not in key:
-                self._places.setdefault(partition, deque()).append((offset, number, key))
-                self._of.setdefault(key, []).append(number)
+                self._places[partition].append((offset, number, key))
+                self._of[key].append(number)
                 touched[key] = None
         return list(touched)
 
@@ -97,11 +96,6 @@ class Ahead:
                 if not self._of[key]:
                     del self._of[key]
 
-    def tidy(self) -> None:
-        """Give back the rows of what was dropped; nothing is covered that was not."""
-        left = (number for places in self._places.values() for _, number, _ in places)
-        self._pending = self._pending.kept(np.fromiter(left, np.int64))
-
     def among(self, keys: Iterable[Key]) -> set[Key]:
         """Those of some keys that have pending events."""
         return {key for key in keys if key in self._of}
@@ -109,6 +103,7 @@ class Ahead:
     def of(self, keys: Iterable[Key]) -> pa.Table:
         """The pending events of keys that have some."""
         numbers = [number for key in keys for number in self._of[key]]
+        numbers.sort()  # in any order, and in this one they are found sooner
         return pa.table(self._pending.take(numbers, self._columns))
 
     def rows(self, events: pa.Table, before: pa.Table) -> pa.Table:

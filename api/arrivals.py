@@ -13,6 +13,7 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 from confluent_kafka import Message
 
 from api.duck import literal, quoted, selected
@@ -39,6 +40,7 @@ RECORDS = {
 TIME = pa.timestamp("ms", "UTC")
 ARROW = {"STRING": pa.large_string(), "INT": pa.int32(), "BIGINT": pa.int64(), "TIMESTAMP": TIME}
 LEAST, GREATEST = "TIMESTAMPTZ '0001-01-01 00:00:00+00'", "TIMESTAMPTZ '9999-12-31 23:59:59.999999+00'"
+REPORT = "report"
 NUMBER = "'-?[0-9]+(\\.[0-9]+)?([eE][-+]?[0-9]+)?'"
 
 
@@ -67,8 +69,8 @@ def record(
     named = dict(headers or ())  # the last of a name counts
     op, store = _decoded(named.get(OP_HEADER)), _decoded(named.get(STORE_HEADER))
     if op is None:
-        op = "report" if value is not None else "purge"
-    return topic, partition, offset, timestamp, _decoded(key), _decoded(value), op, None if op == "report" else store
+        op = REPORT if value is not None else "purge"
+    return topic, partition, offset, timestamp, _decoded(key), _decoded(value), op, None if op == REPORT else store
 
 
 def _decoded(found: bytes | str | None) -> str | None:
@@ -94,33 +96,44 @@ class Parser:
         more: Mapping[str, str] | None = None,
     ) -> None:
         self._records, self._lookups = Bag(db, "_records", RECORDS), Lookups(db, stream)
-        parsed = f"({_query(stream, list(rules), stores, '_records', self._lookups)})"
-        self._query = Prepared(db, "_parsed", f"SELECT *, {selected(more)} FROM {parsed}" if more else parsed)
+        self._query, self._reports = (
+            Prepared(db, name, f"SELECT *, {selected(more)} FROM ({parsed})" if more else parsed)
+            for name, control in (("_parsed", _control(list(rules), stores)), ("_parsed reports", None))
+            for parsed in [_query(stream, control, "_records", self._lookups)]
+        )
 
     def parse(self, found: pa.Table) -> pa.Table:
         """The rows for the changelog of those records that are not refused."""
         self._lookups.refresh()
         self._records.put(found)
-        return self._query.rows()
+        reports = pc.all(pc.equal(found["_op"], REPORT)).as_py()
+        return (self._reports if reports else self._query).rows()
 
 
-def _query(stream: Stream, rules: list[Rule], stores: Sequence[str], found: str, lookups: Lookups) -> str:
+def _query(stream: Stream, control: str | None, found: str, lookups: Lookups) -> str:
+    """``control`` says whether a set or purge is taken; None: there are only reports, which are made in three quarters of the time."""
     names = [quoted(c.name) for c in stream.known]
     spec = literal(json.dumps({c.name: "JSON" for c in stream.columns}))
     values = ", ".join(f"{_value(c)} AS {quoted(c.name)}" for c in stream.columns)
     event_time = to_duckdb(f"CAST({stream.time} AS TIMESTAMP)") if stream.time else "NULL"
     payload = "_text" if stream.keep_payload else "CAST(NULL AS VARCHAR)"
+    is_report = f"_op = '{REPORT}'" if control else "TRUE"
     opened = "ltrim(_text, ' ' || chr(9) || chr(10) || chr(13)) LIKE '{%'"
     objects = f"(SELECT *, CASE WHEN json_valid(_text) AND {opened} THEN _text END AS _object FROM {found})"
-    shaped = f"(SELECT *, CASE WHEN _op = 'report' THEN json_transform(_object, {spec}) END AS _json FROM {objects})"
+    shaped = f"(SELECT *, CASE WHEN {is_report} THEN json_transform(_object, {spec}) END AS _json FROM {objects})"
     return f"""
 SELECT {", ".join(names)}, _topic, _partition, _offset, coalesce(_time, _timestamp) AS _event_time, _log_time,
   _op, _key, _store, _agent, _value, {payload} AS _payload
-FROM (SELECT *, CASE WHEN _op = 'report' THEN {GUARD.format(event_time)} END AS _time,
-    CASE WHEN _op = 'set' THEN _object ->> '$.value' END AS _value, CASE WHEN _op = 'set' THEN _object ->> '$.agent' END AS _agent
+FROM (SELECT *, CASE WHEN {is_report} THEN {GUARD.format(event_time)} END AS _time,
+    {_of_set("value", control)}, {_of_set("agent", control)}
   FROM {lookups.joined(f"(SELECT *, {values} FROM {shaped})")})
-WHERE CASE WHEN _op = 'report' THEN {_report(stream)} ELSE {_control(rules, stores)} END
+WHERE {f"CASE WHEN {is_report} THEN {_report(stream)} ELSE {control} END" if control else _report(stream)}
 {"ORDER BY _partition, _offset" if stream.lookups else ""}"""  # a join leaves them in any order
+
+
+def _of_set(field: str, control: str | None) -> str:
+    value = f"CASE WHEN _op = 'set' THEN _object ->> '$.{field}' END" if control else "CAST(NULL AS VARCHAR)"
+    return f"{value} AS _{field}"
 
 
 def _raw(column: Column) -> str:

@@ -38,7 +38,7 @@ class Direct(Snapshot):
         """As :meth:`Snapshot.get`."""
         return self._find_all([parts])[0]
 
-    def at_once(self, parts: Sequence[str]) -> Row | None:
+    def at_once(self, parts: Sequence[str]) -> None:
         """As :meth:`Snapshot.at_once`: each read is a query, which takes its time."""
         return None
 

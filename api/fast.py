@@ -88,10 +88,13 @@ class Fast:
             return None
         parts = keys.of_path(pieces[keys.SEGMENTS], snapshot.rule.store, snapshot.rule)
         position = snapshot.position  # before the row: it may be newer than it says, never older
-        row = snapshot.get(parts) if waits else snapshot.at_once(parts)
+        if waits:
+            row, offsets = snapshot.get(parts), snapshot.offsets(parts)
+        else:
+            row, offsets = snapshot.at_once(parts) or (None, None)
         if row is None:
             return None
-        body, tag = point(row, position, snapshot.offsets(parts))
+        body, tag = point(row, position, offsets)
         if packed and len(body) > LEAST:
             return None
         return (body, tag) if self._gate.wait(caller) == 0 else None

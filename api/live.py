@@ -29,7 +29,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message,
 
 from api.ahead import keyed
 from api.arrivals import Parser, records
-from api.overlay import Key
+from api.overlay import NUMBER, Key, Rows
 from api.prepared import cursor
 from api.snapshot import Snapshot
 from api.tail import Made, Tail
@@ -40,14 +40,13 @@ from statehouse.kafka import librdkafka
 from statehouse.tables import changelog_columns
 
 IDLE = 0.2  # seconds to wait for a first event
-WAIT, LONGEST, MANY = 0.003, 0.03, 5000  # and then for more of them, see Pace
+WAIT, LONGEST, SHARE = 0.003, 0.1, 12  # and then for more of them, see Pace
 AT_ONCE = 2000  # events of one fold
 PENDING = 250_000  # events that are shown ahead of the changelog at the most
 BEHIND = 100_000  # events that are in the topic and not read yet, from which on it steps aside
 PARTITIONS_SECONDS, ASIDE_SECONDS, AGAIN_SECONDS = 5.0, 1.0, 1.0
 UNASKED, UNASKED_SECONDS = 2000, 0.2  # keys that are folded before anybody asks: how many at once, and how often
 READ_SECONDS = 10.0  # that goes on for so long after somebody had to wait
-CHUNKS = 64  # of a table, before it is copied into one piece
 FOLLOWING, ASIDE, AWAY, OFF = "following", "aside", "away", "off"
 Offsets = Mapping[int, int]
 log = logging.getLogger("statehouse.api")
@@ -84,21 +83,23 @@ class Turn:
 
 
 class Pace:
-    """How long to wait for more events. A round takes more than a millisecond whatever is in it, and who reads has to do without
-    that: so where ``MANY`` events come a second, rounds are ``LONGEST`` apart, of fewer as much less."""
+    """How long to wait for more events. A round takes some milliseconds of work whatever is in it, more where readers have a use for
+    every core, and they have to do without that: so it is to be one ``SHARE``-th of the time, if they are not ``LONGEST`` apart."""
 
     def __init__(self) -> None:
-        self._last = self._rate = 0.0  # when the last ones came, and how many a second
+        self._due = self._work = 0.0  # when the next round should be, and what one takes, in seconds
 
     def wait(self) -> float:
         """Seconds."""
-        return max(WAIT, self._last + LONGEST * min(1.0, self._rate / MANY) - time.monotonic())
+        return max(WAIT, self._due - time.monotonic())
 
-    def came(self, count: int) -> None:
-        """So many came; there may be none."""
-        now = time.monotonic()
-        self._rate += (count / (now - self._last) - self._rate) / 8  # smoothed: one round says little
-        self._last = now
+    @contextmanager
+    def round(self) -> Iterator[None]:
+        """One is in here."""
+        began = time.thread_time()  # not what it waits: that is others' work
+        yield
+        self._work += (time.thread_time() - began - self._work) / 8  # smoothed: one round says little
+        self._due = time.monotonic() + min(LONGEST, SHARE * self._work)
 
 
 class Live:
@@ -119,7 +120,7 @@ class Live:
         self._db = cursor(db)
         self._parser: tuple[list[tuple[Rule, dict[str, str]]], Parser] | None = None
         self._columns = list(changelog_columns(stream))
-        self._pending: pa.Table | None = None
+        self._pending: Rows | None = None  # None: nothing was read yet
         self._since: dict[int, int] = {}  # what is pending is all that came from here on, by partition
         self._next: dict[int, int] = {}  # up to what is read of the topic
         self._covered: Offsets | None = None  # what the changelog has of it
@@ -178,16 +179,16 @@ class Live:
         found = after(found, self._next)
         if not found.num_rows:
             return
-        with WAY:
-            new = self._parse(found)
-        with self.lock, WAY:  # in this order: nobody should wait for who waits
+        new = self._parse(found)
+        with self.lock:
             if self._parser and self._parser[0] != self._known():  # another one took a store's place meanwhile
                 new = self._parse(found)
             places = zip(found["_partition"].to_pylist(), found["_offset"].to_pylist(), strict=True)
             self._next.update({partition: offset + 1 for partition, offset in places})
             self._seen = found["_timestamp"][-1].value / 1000
-            plain = new.select(self._columns)
-            self._pending = plain if self._pending is None else _joined(self._pending, plain)
+            before = Rows() if self._pending is None else self._pending
+            self._pending = before.added({name: new[name].combine_chunks() for name in self._columns})
+            new = new.append_column(NUMBER, pa.array(range(before.end, self._pending.end), pa.int64()))
             with self.turn:  # once: each time it may have to wait for a fold
                 for store in self._stores:
                     self._lay(store.snapshot, store.tail, store.covered, new)
@@ -207,7 +208,7 @@ class Live:
         return {
             "state": self.state,
             "offsets": {str(p): o for p, o in sorted(self._next.items())},
-            "pending": pending.num_rows if pending is not None else 0,
+            "pending": 0 if pending is None else len(pending),
             "behind": behind,
             "lag_ms": max(0, round((time.time() - self._seen) * 1000)) if behind else 0,
         }
@@ -236,8 +237,9 @@ class Live:
         if known:
             least = {p: min(covered.get(p, 0) for covered in known) for p in set().union(*known)}
         self._since = {p: max(least.get(p, 0), self._since.get(p, 0)) for p in {*least, *self._since}}
-        left = after(self._pending, least)
-        self._pending = left.combine_chunks()
+        left = after(self._pending.numbered(), least)
+        if left.num_rows < len(self._pending):
+            self._pending = self._pending.kept(left[NUMBER].to_numpy())
 
     def _ahead(self) -> dict[str, int]:
         return {str(p): o for p, o in self._next.items()}
@@ -259,12 +261,11 @@ class Live:
         with self._shown(snapshot):
             if not snapshot.ahead:  # nothing is shown so far, or nothing any more
                 snapshot.fold = partial(self._settle, tail)
-                tail.lay(after(self._pending, covered), ahead)
+                tail.lay(after(self._pending.numbered(), covered), self._pending, ahead)
             elif new is not None:
-                tail.more(after(new, covered), ahead)
+                tail.more(after(new, covered), self._pending, ahead)
             else:
                 tail.cover(list(tail.covered(covered)), ahead)
-                tail.tidy()
 
     def _settle(self, tail: Tail, keys: Sequence[Key]) -> None:
         done = threading.Event()
@@ -381,11 +382,9 @@ class Live:
             first = consumer.poll(IDLE)
             # One without a payload is false to Python.
             messages = [] if first is None else [first, *consumer.consume(AT_ONCE - 1, pace.wait())]
-            pace.came(len(messages))
             if good := _without_errors(messages):
-                with WAY:
-                    new = records(good)
-                self.arrived(new)
+                with pace.round(), WAY:  # once in a round: whenever it is left, the loop takes the interpreter
+                    self.arrived(records(good))
             self._measure(consumer, assigned, cached=True)
             if self._too_many(1.0):
                 self._step_aside(consumer, assigned)
@@ -424,7 +423,7 @@ class Live:
             covered = self._covered or {}
             read = {p: max(self._next.get(p, 0), covered.get(p, 0)) for p in self._highest}
             left = sum(max(0, high - read[p]) for p, high in self._highest.items())
-            pending = self._pending.num_rows if self._pending is not None else 0
+            pending = 0 if self._pending is None else len(self._pending)
         return left > share * BEHIND or pending > share * PENDING
 
     def _step_aside(self, consumer: Consumer, partitions: set[int]) -> None:
@@ -446,11 +445,6 @@ def after(rows: pa.Table, offsets: Offsets) -> pa.Table:
         least[partition] = offset
     kept = rows["_offset"].to_numpy() >= least[partitions]
     return rows if kept.all() else rows.filter(pa.array(kept))
-
-
-def _joined(rows: pa.Table, more: pa.Table) -> pa.Table:
-    found = pa.concat_tables([rows, more])
-    return found.combine_chunks() if found.column(0).num_chunks > CHUNKS else found
 
 
 def _without_errors(messages: Sequence[Message]) -> list[Message]:

@@ -15,7 +15,10 @@ from api.columns import Columns, count, joined, taken
 
 UNCHANGED, ABSENT = -1, -2  # in place of a row
 SPARE = 10_000  # rows that nobody refers to any more, besides as many as are referred to
+TOGETHER = 4  # parts that are made one
+NUMBER = "_number"
 Key = tuple[Any, ...]
+Part = tuple[int, np.ndarray, Columns]  # the first of its numbers, all of them in order, and the rows
 
 
 class Spot(NamedTuple):
@@ -30,12 +33,12 @@ class Spot(NamedTuple):
 class Rows:
     """Rows by numbers of their own, which they keep: a value that does not change, and from which others are made."""
 
-    def __init__(self, parts: Sequence[tuple[int, np.ndarray, Columns]] = (), end: int = 0) -> None:
-        self._parts = parts  # each with its first number, the numbers in order, and the rows
+    def __init__(self, parts: Sequence[Part] = (), end: int = 0) -> None:
+        self._parts = parts
         self.end = end  # the number of the next row
 
     def __len__(self) -> int:
-        return sum(len(numbers) for _, numbers, _ in self._parts)
+        return _many(self._parts)
 
     def added(self, rows: Columns) -> Rows:
         """With more rows: their numbers go on from the ``end``."""
@@ -43,11 +46,17 @@ class Rows:
         if end == self.end:
             return self
         parts = [*self._parts, (self.end, np.arange(self.end, end), rows)]
-        # Few parts, each at least twice as long as the next one: a row is copied only so often.
-        while len(parts) > 1 and 2 * len(parts[-1][1]) > len(parts[-2][1]):
-            (first, before, some), (_, after, others) = parts[-2:]
-            parts[-2:] = [(first, np.concatenate([before, after]), joined([some, others]))]
+        # Few parts, and a row is copied only so often: with each copy its part becomes some times as long.
+        while len(parts) >= TOGETHER and _many(parts[1 - TOGETHER :]) >= _many(parts[-TOGETHER : 1 - TOGETHER]):
+            parts[-TOGETHER:] = [_one(parts[-TOGETHER:])]
         return Rows(parts, end)
+
+    def numbered(self) -> pa.Table:
+        """All of them, with their numbers as the column :data:`NUMBER`."""
+        if not self._parts:
+            return pa.table({})
+        _, numbers, rows = _one(self._parts)
+        return pa.table({**rows, NUMBER: numbers})
 
     def kept(self, wanted: np.ndarray) -> Rows:
         """Only those with these numbers."""
@@ -72,9 +81,18 @@ class Rows:
             (_, numbers, rows), here = self._parts[part], np.flatnonzero(which == part)
             found.append(taken(rows, numbers.searchsorted(places[here]), names))
             order.append(here)
-        if len(found) == 1:
-            return found[0]
-        return taken(joined(found), np.argsort(np.concatenate(order)))
+        rows, places = joined(found), np.concatenate(order)
+        # Where they were asked for in the order of their numbers, that is it.
+        return rows if (places[1:] > places[:-1]).all() else taken(rows, np.argsort(places))
+
+
+def _many(parts: Sequence[Part]) -> int:
+    return sum(len(numbers) for _, numbers, _ in parts)
+
+
+def _one(parts: Sequence[Part]) -> Part:
+    numbers = np.concatenate([numbers for _, numbers, _ in parts])
+    return parts[0][0], numbers, joined([rows for _, _, rows in parts])
 
 
 class Spots(dict[Key, Spot]):

@@ -70,7 +70,8 @@ class Snapshot:
     overlay: Overlay = field(default_factory=Overlay)  # what has changed since
     ahead: dict[str, int] = field(default_factory=dict)  # what is shown ahead of the changelog is up to these offsets
     # Keys, without windows, with pending events that have not been folded yet: that is done when somebody asks, by ``fold``.
-    stale: set[Key] = field(default_factory=set)
+    # Those that came first are first: what is folded together was read together, and is together in memory.
+    stale: dict[Key, None] = field(default_factory=dict)
     fold: Callable[[Sequence[Key]], None] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)  # held to change the overlay, and to go through it
 
@@ -93,11 +94,12 @@ class Snapshot:
         self._settle([key])
         return self._state(key)
 
-    def at_once(self, parts: Sequence[str]) -> Row | None:
-        """The same for an event loop, where nobody has to be waited for; None also where somebody has to."""
+    def at_once(self, parts: Sequence[str]) -> tuple[Row, dict[str, int] | None] | None:
+        """The same, and :meth:`offsets`, for an event loop, where nobody has to be waited for; None also where somebody has to."""
         key = self.key(parts)
         # Who takes the lock in between changes the overlay's rows, and no more.
-        return None if key in self.stale or self.lock.locked() else self._state(key)
+        row = None if key in self.stale or self.lock.locked() else self._state(key)
+        return None if row is None else (row, self._offsets(key))
 
     def _state(self, key: Key) -> Row | None:
         windows = self.rule is not None and self.rule.store.windows
@@ -230,14 +232,15 @@ class Snapshot:
     def truth(self) -> Snapshot:
         """This state as the changelog has it, without what is ahead of it."""
         made = copy.copy(self)
-        made.overlay, made.ahead, made.stale = Truth(self.overlay), {}, set()  # type: ignore[assignment]  # as far as readers go
+        made.overlay, made.ahead, made.stale = Truth(self.overlay), {}, {}  # type: ignore[assignment]  # as far as readers go
         return made
 
     def offsets(self, parts: Sequence[str]) -> dict[str, int] | None:
         """Of a key whose state is ahead of the changelog, up to which offset of each partition; else None."""
-        if not self.overlay.under or self.rule is None:
-            return None
-        return self.ahead if self._ahead_of([self.key(parts)]) else None
+        return self._offsets(self.key(parts)) if self.rule else None
+
+    def _offsets(self, key: Key) -> dict[str, int] | None:
+        return self.ahead if self.overlay.under and self._ahead_of((key,)) else None
 
     def has(self, parts: Sequence[str]) -> bool:
         """Whether a key would be here if it were there: whether its shard is."""
@@ -261,7 +264,8 @@ class Snapshot:
                     spots.update((window, overlay.truth(window) or overlay.spots[window]) for window in windows)
         else:
             with self.lock:
-                held, known = self.overlay.rows, [self.overlay.truth(key) for key in keys]
+                under, shown = self.overlay.under.get, self.overlay.spots.get
+                held, known = self.overlay.rows, [under(key) or shown(key) for key in keys]
             spots = dict(zip(keys, self._spots(keys, known), strict=True))
         here = [spot.row for spot in spots.values() if spot.row >= 0]
         there = [spot.place for spot in spots.values() if spot.row == UNCHANGED]
@@ -300,8 +304,8 @@ class Snapshot:
         back = self._ahead_of(covered)
         with self.lock:
             self._back(back)
-            self.stale.difference_update(covered)
-            self.stale.update(keys)
+            self._fresh(covered)
+            self.stale.update(dict.fromkeys(keys))
             self.overlay.tidy()
             self.ahead = ahead
 
@@ -330,8 +334,12 @@ class Snapshot:
             overlay.under.update(under)
             overlay.spots.update(changed)
             self._back(back)
-            self.stale.difference_update(of)
+            self._fresh(of)
             overlay.tidy()
+
+    def _fresh(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self.stale.pop(key, None)
 
     def _back(self, keys: Iterable[Key]) -> None:
         """Show keys (and windows) that are shown ahead of the changelog as it has them."""

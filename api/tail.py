@@ -22,7 +22,7 @@ from api.delta import pin, unpin
 from api.duck import ROWS, quoted
 from api.fold import GUARD, Fold
 from api.lake import CHANGELOG, attach, filled
-from api.overlay import Key, Spot, keys_of
+from api.overlay import Key, Rows, Spot, keys_of
 from api.snapshot import Snapshot, casts
 from statehouse.config import Config
 from statehouse.fold import quoted as spark_quoted
@@ -143,21 +143,21 @@ class Tail:
             self._newer.clear()
         return made.keys
 
-    def lay(self, events: pa.Table, ahead: dict[str, int]) -> None:
-        """Show what events will make of their keys that the changelog does not have yet: all that there are. Kafka has them up to
-        some offsets.
+    def lay(self, events: pa.Table, pending: Rows, ahead: dict[str, int]) -> None:
+        """Show what events will make of their keys that the changelog does not have yet: all that there are, by their numbers among
+        what is pending. Kafka has them up to some offsets.
 
         That is folded when somebody asks for a key, and nothing is kept of it but the row that is shown: it is always the
         changelog's state with the pending events on top.
         """
         self._ahead = self._ahead or Ahead(self.fold, self.stream, self.types)
         self._ahead.forget()
-        self.more(events, ahead)
+        self.more(events, pending, ahead)
 
-    def more(self, events: pa.Table, ahead: dict[str, int]) -> None:
+    def more(self, events: pa.Table, pending: Rows, ahead: dict[str, int]) -> None:
         """Show some more, besides those of before."""
         assert self._ahead
-        touched = self.snapshot.ours(self._ahead.add(events))
+        touched = self.snapshot.ours(self._ahead.add(events, pending))
         self.snapshot.pend(touched, ahead)
         self._settle(self._hot_of(touched))
 
@@ -174,11 +174,6 @@ class Tail:
         left = self._ahead.among(touched)
         self.snapshot.pend(left, ahead, set(touched) - left)
         self._settle(self._hot_of(left))
-
-    def tidy(self) -> None:
-        """Give back the memory of what was covered."""
-        assert self._ahead
-        self._ahead.tidy()
 
     def settle(self, asked: Sequence[Sequence[Key]]) -> None:
         """Fold what is pending of the keys that each of some ask for, where that is not done, and show it. Of a key that is asked for
@@ -197,7 +192,7 @@ class Tail:
 
     def _hot_of(self, keys: Iterable[Key]) -> list[Key]:
         now = time.monotonic()
-        return [key for key in keys if self._hot.get(key, now) > now]
+        return [key for key in keys if key in self._hot and self._hot[key] > now]
 
     def _settle(self, wanted: Sequence[Key]) -> None:
         if not wanted:

@@ -93,7 +93,7 @@ def test_the_event_loop_waits_for_nobody(client: FlaskClient) -> None:
     snapshot = client.application.extensions["statehouse"].replica.snapshot("last")
     with snapshot.lock:
         assert told(fast, path, False) is None
-    snapshot.stale.add(("a/b",))
+    snapshot.stale[("a/b",)] = None
     assert told(fast, path, False) is None
     assert fast.answer(path, "", "127.0.0.1", False, waits=True), "nobody folds here, so nobody is waited for"
     snapshot.stale.clear()

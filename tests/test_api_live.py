@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from api import arrivals, create_app
-from api.live import LONGEST, UNASKED_SECONDS, WAIT, Live, Pace, Turn
+from api.live import LONGEST, SHARE, UNASKED_SECONDS, WAIT, Live, Pace, Turn
 from api.prepared import cursor
 from api.replica import Replica
 from api.snapshot import Snapshot
@@ -310,7 +310,7 @@ def test_what_nobody_asks_for_is_folded_while_others_are_read(lake):
     topic = Topic(written(lake), random.Random(1))
     topic.live.arrived(arrivals.table([event.sent() for event in topic.events[0][:40]]))
     snapshot = topic.replica.snapshot("total")
-    waiting = set(snapshot.stale)
+    waiting = dict(snapshot.stale)
     time.sleep(3 * UNASKED_SECONDS)
     assert len(waiting) > 1 and snapshot.stale == waiting, "nobody reads"
     snapshot.get([next(iter(waiting))[0]])
@@ -629,7 +629,12 @@ stores:
         db.execute("SET TimeZone = 'UTC'")
         parser = arrivals.Parser(cursor(db), stream, rules, list(config.stores))
         read = [arrivals.record(t, p, o, at, k, v, h) for t, p, o, at, k, v, h in map(_as_kafka, rows)]
-        found = {row["_offset"]: row for row in parser.parse(arrivals.table((*r, 0) for r in read)).to_pylist()}
+        every = parser.parse(arrivals.table((*r, 0) for r in read)).to_pylist()
+        reports = [(*r, 0) for r in read if r[6] == arrivals.REPORT]
+        alone = parser.parse(arrivals.table(reports)).to_pylist()
+    found = {row["_offset"]: row for row in every}
+    assert alone == [row for row in every if row["_op"] == arrivals.REPORT] != [], "for which there is another query"
+    assert len(alone) < min(len(reports), len(every))
     assert [sent[i] for i in sorted(expected.keys() ^ found.keys())] == [], "taken by one and not by the other"
     for offset, row in expected.items():
         for name, value in row.items():
@@ -644,23 +649,26 @@ def _as_kafka(row):
     return topic, partition, offset, round(at.replace(tzinfo=dt.timezone.utc).timestamp() * 1000), key, value, headers
 
 
-def test_rounds_are_few_where_many_events_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [1000.0]
+def test_rounds_take_their_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, work = [1000.0], [0.0]
     monkeypatch.setattr("api.live.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("api.live.time.thread_time", lambda: work[0])
 
-    def apart(rate: int) -> float:
-        """Seconds between rounds that take no time, once events have come for a while."""
-        pace, ends, left = Pace(), [], 0.0
-        for _ in range(200):
-            clock[0] += 1 / rate  # until the first
-            wait = pace.wait()
+    def between(first: float, takes: float, waits: float = 0.0) -> float:
+        """Seconds from the end of a round to the next one's begin, where so long after it the first event comes; a round takes so
+        much work, and waits besides."""
+        pace, found = Pace(), 0.0
+        for _ in range(100):
+            clock[0] += first
+            found = first + (wait := pace.wait())
             clock[0] += wait
-            left += 1 + wait * rate
-            pace.came(int(left))
-            left -= int(left)
-            ends.append(clock[0])
-        return (ends[-1] - ends[100]) / 99
+            with pace.round():
+                clock[0] += takes + waits
+                work[0] += takes
+        return found
 
-    assert apart(1) == pytest.approx(1 + WAIT), "one alone is shown at once"
-    assert apart(1000) == pytest.approx(LONGEST / 5, rel=0.2)
-    assert apart(5000) == pytest.approx(apart(50_000), rel=0.05) == pytest.approx(LONGEST, rel=0.05)
+    assert between(1.0, 0.002) == pytest.approx(1.0 + WAIT), "one alone is shown at once"
+    assert between(0.001, 0.002) == pytest.approx(0.002 * SHARE, rel=0.01)
+    assert between(0.001, 0.002, waits=0.2) == pytest.approx(0.002 * SHARE, rel=0.01), "what others do is not its work"
+    assert between(0.001, 0.05) == pytest.approx(LONGEST), "however long it takes"
+    assert between(0.0, 0.0) == WAIT
