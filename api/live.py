@@ -40,7 +40,7 @@ from statehouse.kafka import librdkafka
 from statehouse.tables import changelog_columns
 
 IDLE = 0.2  # seconds to wait for a first event
-WAIT, LONGEST, SHARE = 0.003, 0.1, 12  # and then for more of them, see Pace
+WAIT, SHARE, QUIET, BUSY = 0.003, 12, 0.01, 0.1  # and then for more of them, see Pace
 AT_ONCE = 2000  # events of one fold
 PENDING = 250_000  # events that are shown ahead of the changelog at the most
 BEHIND = 100_000  # events that are in the topic and not read yet, from which on it steps aside
@@ -83,11 +83,15 @@ class Turn:
 
 
 class Pace:
-    """How long to wait for more events. A round takes some milliseconds of work whatever is in it, more where readers have a use for
-    every core, and they have to do without that: so it is to be one ``SHARE``-th of the time, if they are not ``LONGEST`` apart."""
+    """How long to wait for more events. A round takes some milliseconds of work whatever is in it, and all else in the process has to do
+    without that: so it waits ``SHARE`` times as long, but for ``QUIET`` at the most, or ``BUSY`` where they have so much to do."""
 
     def __init__(self) -> None:
-        self._due = self._work = 0.0  # when the next round should be, and what one takes, in seconds
+        self._due = 0.0  # when the next round should be
+        self._work = self._others = (
+            0.0  # seconds of the processor that a round takes, and that all else does each second
+        )
+        self._then = self._now()
 
     def wait(self) -> float:
         """Seconds."""
@@ -98,8 +102,19 @@ class Pace:
         """One is in here."""
         began = time.thread_time()  # not what it waits: that is others' work
         yield
-        self._work += (time.thread_time() - began - self._work) / 8  # smoothed: one round says little
-        self._due = time.monotonic() + min(LONGEST, SHARE * self._work)
+        (then, all_then, own_then), (now, all_now, own_now) = self._then, self._now()
+        self._then = now, all_now, own_now
+        others = (all_now - all_then) - (own_now - own_then)
+        # Smoothed: one round says little.
+        self._work += (own_now - began - self._work) / 8
+        self._others += (others / (now - then) - self._others) / 8 if now > then else 0.0
+        # Where readers ask one after the other a quarter of a core is enough; many at once have at least half of one.
+        busy = min(1.0, max(0.0, 4 * self._others - 1))
+        self._due = now + min(SHARE * self._work, QUIET + (BUSY - QUIET) * busy)
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        return time.monotonic(), time.process_time(), time.thread_time()
 
 
 class Live:

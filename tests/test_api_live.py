@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from api import arrivals, create_app
-from api.live import LONGEST, SHARE, UNASKED_SECONDS, WAIT, Live, Pace, Turn
+from api.live import BUSY, QUIET, SHARE, UNASKED_SECONDS, WAIT, Live, Pace, Turn
 from api.prepared import cursor
 from api.replica import Replica
 from api.snapshot import Snapshot
@@ -649,26 +649,31 @@ def _as_kafka(row):
     return topic, partition, offset, round(at.replace(tzinfo=dt.timezone.utc).timestamp() * 1000), key, value, headers
 
 
-def test_rounds_take_their_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, work = [1000.0], [0.0]
-    monkeypatch.setattr("api.live.time.monotonic", lambda: clock[0])
-    monkeypatch.setattr("api.live.time.thread_time", lambda: work[0])
+def test_rounds_are_few_where_others_have_much_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, own, every = [1000.0], [0.0], [0.0]
+    for name, at in (("monotonic", clock), ("thread_time", own), ("process_time", every)):
+        monkeypatch.setattr(f"api.live.time.{name}", lambda at=at: at[0])
 
-    def between(first: float, takes: float, waits: float = 0.0) -> float:
+    def between(first: float, takes: float, others: float = 0.0, waits: float = 0.0) -> float:
         """Seconds from the end of a round to the next one's begin, where so long after it the first event comes; a round takes so
-        much work, and waits besides."""
+        much work, and waits besides; others take so much of a core all the time."""
         pace, found = Pace(), 0.0
         for _ in range(100):
             clock[0] += first
             found = first + (wait := pace.wait())
             clock[0] += wait
+            every[0] += others * found
             with pace.round():
                 clock[0] += takes + waits
-                work[0] += takes
+                own[0] += takes
+                every[0] += takes + others * (takes + waits)
         return found
 
     assert between(1.0, 0.002) == pytest.approx(1.0 + WAIT), "one alone is shown at once"
-    assert between(0.001, 0.002) == pytest.approx(0.002 * SHARE, rel=0.01)
-    assert between(0.001, 0.002, waits=0.2) == pytest.approx(0.002 * SHARE, rel=0.01), "what others do is not its work"
-    assert between(0.001, 0.05) == pytest.approx(LONGEST), "however long it takes"
+    assert between(0.0, 0.0005) == pytest.approx(0.0005 * SHARE, rel=0.01)
+    assert between(0.0, 0.002) == between(0.0, 0.002, others=0.2) == pytest.approx(QUIET), "nobody needs more"
+    assert between(0.0, 0.002, others=0.6) == pytest.approx(0.002 * SHARE, rel=0.01)
+    assert between(0.0, 0.002, others=0.6, waits=0.2) == pytest.approx(0.002 * SHARE, rel=0.01), "that is not its work"
+    assert between(0.0, 0.05, others=0.6) == pytest.approx(BUSY), "however long it takes"
+    assert QUIET < between(0.0, 0.05, others=0.3) < BUSY / 2
     assert between(0.0, 0.0) == WAIT
