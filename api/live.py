@@ -88,9 +88,8 @@ class Pace:
 
     def __init__(self) -> None:
         self._due = 0.0  # when the next round should be
-        self._work = self._others = (
-            0.0  # seconds of the processor that a round takes, and that all else does each second
-        )
+        self._work = 0.0  # seconds of the processor that a round takes
+        self._others = 0.0  # and that all else does each second
         self._then = self._now()
 
     def wait(self) -> float:
