@@ -96,11 +96,13 @@ class Parser:
         more: Mapping[str, str] | None = None,
     ) -> None:
         self._records, self._lookups = Bag(db, "_records", RECORDS), Lookups(db, stream)
-        self._query, self._reports = (
-            Prepared(db, name, f"SELECT *, {selected(more)} FROM ({parsed})" if more else parsed)
-            for name, control in (("_parsed", _control(list(rules), stores)), ("_parsed reports", None))
-            for parsed in [_query(stream, control, "_records", self._lookups)]
-        )
+
+        def prepared(name: str, control: str | None) -> Prepared:
+            parsed = f"({_query(stream, control, '_records', self._lookups)})"
+            return Prepared(db, name, f"SELECT *, {selected(more)} FROM {parsed}" if more else parsed)
+
+        self._query = prepared("_parsed", _control(list(rules), stores))
+        self._reports = prepared("_parsed reports", None)
 
     def parse(self, found: pa.Table) -> pa.Table:
         """The rows for the changelog of those records that are not refused."""
@@ -117,7 +119,7 @@ def _query(stream: Stream, control: str | None, found: str, lookups: Lookups) ->
     values = ", ".join(f"{_value(c)} AS {quoted(c.name)}" for c in stream.columns)
     event_time = to_duckdb(f"CAST({stream.time} AS TIMESTAMP)") if stream.time else "NULL"
     payload = "_text" if stream.keep_payload else "CAST(NULL AS VARCHAR)"
-    is_report = f"_op = '{REPORT}'" if control else "TRUE"
+    is_report, is_set = (f"_op = '{REPORT}'", "_op = 'set'") if control else ("TRUE", "FALSE")
     opened = "ltrim(_text, ' ' || chr(9) || chr(10) || chr(13)) LIKE '{%'"
     objects = f"(SELECT *, CASE WHEN json_valid(_text) AND {opened} THEN _text END AS _object FROM {found})"
     shaped = f"(SELECT *, CASE WHEN {is_report} THEN json_transform(_object, {spec}) END AS _json FROM {objects})"
@@ -125,15 +127,10 @@ def _query(stream: Stream, control: str | None, found: str, lookups: Lookups) ->
 SELECT {", ".join(names)}, _topic, _partition, _offset, coalesce(_time, _timestamp) AS _event_time, _log_time,
   _op, _key, _store, _agent, _value, {payload} AS _payload
 FROM (SELECT *, CASE WHEN {is_report} THEN {GUARD.format(event_time)} END AS _time,
-    {_of_set("value", control)}, {_of_set("agent", control)}
+    CASE WHEN {is_set} THEN _object ->> '$.value' END AS _value, CASE WHEN {is_set} THEN _object ->> '$.agent' END AS _agent
   FROM {lookups.joined(f"(SELECT *, {values} FROM {shaped})")})
-WHERE {f"CASE WHEN {is_report} THEN {_report(stream)} ELSE {control} END" if control else _report(stream)}
+WHERE CASE WHEN {is_report} THEN {_report(stream)} ELSE {control or "FALSE"} END
 {"ORDER BY _partition, _offset" if stream.lookups else ""}"""  # a join leaves them in any order
-
-
-def _of_set(field: str, control: str | None) -> str:
-    value = f"CASE WHEN _op = 'set' THEN _object ->> '$.{field}' END" if control else "CAST(NULL AS VARCHAR)"
-    return f"{value} AS _{field}"
 
 
 def _raw(column: Column) -> str:

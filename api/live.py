@@ -27,7 +27,7 @@ import pyarrow as pa
 import sqlglot
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, TopicPartition
 
-from api.ahead import keyed
+from api.ahead import PLACE, keyed
 from api.arrivals import Parser, records
 from api.overlay import NUMBER, Key, Rows
 from api.prepared import cursor
@@ -202,7 +202,7 @@ class Live:
             self._seen = found["_timestamp"][-1].value / 1000
             before = Rows() if self._pending is None else self._pending
             self._pending = before.added({name: new[name].combine_chunks() for name in self._columns})
-            new = new.append_column(NUMBER, pa.array(range(before.end, self._pending.end), pa.int64()))
+            new = new.append_column(NUMBER, pa.array(np.arange(before.end, self._pending.end)))
             with self.turn:  # once: each time it may have to wait for a fold
                 for store in self._stores:
                     self._lay(store.snapshot, store.tail, store.covered, new)
@@ -251,7 +251,9 @@ class Live:
         if known:
             least = {p: min(covered.get(p, 0) for covered in known) for p in set().union(*known)}
         self._since = {p: max(least.get(p, 0), self._since.get(p, 0)) for p in {*least, *self._since}}
-        left = after(self._pending.numbered(), least)
+        if not len(self._pending):
+            return
+        left = after(self._pending.numbered().select(PLACE), least)
         if left.num_rows < len(self._pending):
             self._pending = self._pending.kept(left[NUMBER].to_numpy())
 

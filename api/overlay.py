@@ -48,15 +48,15 @@ class Rows:
         parts = [*self._parts, (self.end, np.arange(self.end, end), rows)]
         # Few parts, and a row is copied only so often: with each copy its part becomes some times as long.
         while len(parts) >= TOGETHER and _many(parts[1 - TOGETHER :]) >= _many(parts[-TOGETHER : 1 - TOGETHER]):
-            parts[-TOGETHER:] = [_one(parts[-TOGETHER:])]
+            merged = parts[-TOGETHER:]
+            numbers = np.concatenate([numbers for _, numbers, _ in merged])
+            parts[-TOGETHER:] = [(merged[0][0], numbers, joined([rows for _, _, rows in merged]))]
         return Rows(parts, end)
 
     def numbered(self) -> pa.Table:
-        """All of them, with their numbers as the column :data:`NUMBER`."""
-        if not self._parts:
-            return pa.table({})
-        _, numbers, rows = _one(self._parts)
-        return pa.table({**rows, NUMBER: numbers})
+        """All of them, with their numbers as the column :data:`NUMBER`; nothing is copied."""
+        tables = [pa.table({**rows, NUMBER: numbers}) for _, numbers, rows in self._parts]
+        return pa.concat_tables(tables) if tables else pa.table({})
 
     def kept(self, wanted: np.ndarray) -> Rows:
         """Only those with these numbers."""
@@ -81,18 +81,13 @@ class Rows:
             (_, numbers, rows), here = self._parts[part], np.flatnonzero(which == part)
             found.append(taken(rows, numbers.searchsorted(places[here]), names))
             order.append(here)
-        rows, places = joined(found), np.concatenate(order)
+        rows, asked = joined(found), np.concatenate(order)
         # Where they were asked for in the order of their numbers, that is it.
-        return rows if (places[1:] > places[:-1]).all() else taken(rows, np.argsort(places))
+        return rows if (asked[1:] > asked[:-1]).all() else taken(rows, np.argsort(asked))
 
 
 def _many(parts: Sequence[Part]) -> int:
     return sum(len(numbers) for _, numbers, _ in parts)
-
-
-def _one(parts: Sequence[Part]) -> Part:
-    numbers = np.concatenate([numbers for _, numbers, _ in parts])
-    return parts[0][0], numbers, joined([rows for _, _, rows in parts])
 
 
 class Spots(dict[Key, Spot]):

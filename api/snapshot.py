@@ -264,8 +264,7 @@ class Snapshot:
                     spots.update((window, overlay.truth(window) or overlay.spots[window]) for window in windows)
         else:
             with self.lock:
-                under, shown = self.overlay.under.get, self.overlay.spots.get
-                held, known = self.overlay.rows, [under(key) or shown(key) for key in keys]
+                held, known = self.overlay.rows, [self.overlay.truth(key) for key in keys]
             spots = dict(zip(keys, self._spots(keys, known), strict=True))
         here = [spot.row for spot in spots.values() if spot.row >= 0]
         there = [spot.place for spot in spots.values() if spot.row == UNCHANGED]

@@ -192,7 +192,7 @@ class Tail:
 
     def _hot_of(self, keys: Iterable[Key]) -> list[Key]:
         now = time.monotonic()
-        return [key for key in keys if key in self._hot and self._hot[key] > now]
+        return [key for key in keys if self._hot.get(key, now) > now]
 
     def _settle(self, wanted: Sequence[Key]) -> None:
         if not wanted:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from api.overlay import ABSENT, SPARE, Overlay, Rows, Spot, Spots
+from api.overlay import ABSENT, NUMBER, SPARE, Overlay, Rows, Spot, Spots
 from api.snapshot import MANY, SEARCHED, of_table
 from statehouse.fold import Rule
 from tests.lakes import written
@@ -38,6 +38,8 @@ def test_rows_are_found_by_their_numbers(steps, dice):
             if numbers:
                 assert before.take(numbers, ["n"])["n"].to_pylist() == values, "what somebody holds stays as it is"
         assert len(rows) == len(right)
+        every = rows.numbered().to_pydict() or {NUMBER: [], "n": []}
+        assert list(zip(every[NUMBER], every["n"], strict=True)) == sorted(right.items())
         asked = dice.sample(sorted(right), len(right))
         if asked:
             found = rows.take(asked, ["text", "n"])
