@@ -1,47 +1,51 @@
-"""Kafka's records as rows of the changelog, made in DuckDB before the changelog has them.
+"""Kafka's records as rows of the changelog, before the changelog has them.
 
-What :mod:`jobs.parse` does in Spark, told from the same settings. Two JSON readers do not agree on everything, and need not: what is
-made here is forgotten as soon as the changelog has, or has refused, the same coordinates.
+What a record is, is said once for both halves, by :mod:`statehouse.records`; lookups, and the event time, are SQL, here DuckDB's as in
+:mod:`jobs.parse` Spark's. What is made here is forgotten as soon as the changelog has, or has refused, the same coordinates.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import duckdb
 import pyarrow as pa
-import pyarrow.compute as pc
 from confluent_kafka import Message
 
-from api.duck import literal, quoted, selected
+from api.duck import quoted, selected
 from api.fold import GUARD
 from api.lookup import Lookups
 from api.prepared import Bag, Prepared
-from statehouse.config import Stream
+from statehouse.config import Store, Stream
 from statehouse.fold import Rule
-from statehouse.kafka import OP_HEADER, STORE_HEADER
-from statehouse.transpile import duckdb_type, to_duckdb
-from statehouse.values import Column
+from statehouse.headers import OP_HEADER, REPORT, STORE_HEADER
+from statehouse.records import SAID, decoder_for
+from statehouse.transpile import to_duckdb
 
+TIME = pa.timestamp("ms", "UTC")
+# A record as Kafka has it; of the headers the two that matter.
 RECORDS = {
+    "_topic": pa.large_string(),
+    "_partition": pa.int32(),
+    "_offset": pa.int64(),
+    "_timestamp": TIME,
+    "_key": pa.large_string(),  # null where it is not UTF-8
+    "_bytes": pa.large_binary(),
+    "_op_header": pa.large_binary(),
+    "_store_header": pa.large_binary(),
+    "_log_time": TIME,  # when it was read
+}
+PLACED = {
     "_topic": "STRING",
     "_partition": "INT",
     "_offset": "BIGINT",
     "_timestamp": "TIMESTAMP",
     "_key": "STRING",
-    "_text": "STRING",
-    "_op": "STRING",
-    "_store": "STRING",
-    "_log_time": "TIMESTAMP",  # when it was read
+    "_log_time": "TIMESTAMP",
 }
-TIME = pa.timestamp("ms", "UTC")
-ARROW = {"STRING": pa.large_string(), "INT": pa.int32(), "BIGINT": pa.int64(), "TIMESTAMP": TIME}
 LEAST, GREATEST = "TIMESTAMPTZ '0001-01-01 00:00:00+00'", "TIMESTAMPTZ '9999-12-31 23:59:59.999999+00'"
-REPORT = "report"
-NUMBER = "'-?[0-9]+(\\.[0-9]+)?([eE][-+]?[0-9]+)?'"
 
 
 def records(messages: Iterable[Message]) -> pa.Table:
@@ -53,8 +57,7 @@ def records(messages: Iterable[Message]) -> pa.Table:
 def table(rows: Iterable[tuple[Any, ...]]) -> pa.Table:
     """A table of :data:`RECORDS`; moments are milliseconds since 1970."""
     columns = zip(*rows, strict=True)
-    made = {n: pa.array(c, ARROW[kind]) for c, (n, kind) in zip(columns, RECORDS.items(), strict=True)}
-    return pa.table(made)
+    return pa.table({n: pa.array(c, kind) for c, (n, kind) in zip(columns, RECORDS.items(), strict=True)})
 
 
 def _record(message: Message) -> tuple[Any, ...]:
@@ -66,22 +69,16 @@ def record(
     topic: str | None, partition: int | None, offset: int | None, timestamp: int, key: Any, value: Any, headers: Any
 ) -> tuple[Any, ...]:
     """A record as a row of :data:`RECORDS`, but for the last column."""
-    named = dict(headers or ())  # the last of a name counts
-    op, store = _decoded(named.get(OP_HEADER)), _decoded(named.get(STORE_HEADER))
-    if op is None:
-        op = REPORT if value is not None else "purge"
-    return topic, partition, offset, timestamp, _decoded(key), _decoded(value), op, None if op == REPORT else store
-
-
-def _decoded(found: bytes | str | None) -> str | None:
+    by_name = dict(headers or ())  # the last of a name counts
     try:
-        return found.decode() if isinstance(found, bytes) else found
+        key = key.decode() if isinstance(key, bytes) else key
     except UnicodeDecodeError:
-        return None
+        key = None
+    return topic, partition, offset, timestamp, key, value, by_name.get(OP_HEADER), by_name.get(STORE_HEADER)
 
 
 class Parser:
-    """Of one stream, for a cursor of its own; ``rules`` are those of its stores that are known, and ``stores`` the names of all.
+    """Of one stream, for a cursor of its own; ``rules`` are those of its ``stores`` whose types are known.
     ``more``: further columns of the rows, by name, in DuckDB's words.
 
     Raises sqlglot's errors where the stream's time has no words in DuckDB.
@@ -92,100 +89,43 @@ class Parser:
         db: duckdb.DuckDBPyConnection,
         stream: Stream,
         rules: Iterable[Rule],
-        stores: Sequence[str],
+        stores: Sequence[Store],
         more: Mapping[str, str] | None = None,
     ) -> None:
-        self._records, self._lookups = Bag(db, "_records", RECORDS), Lookups(db, stream)
-
-        def prepared(name: str, control: str | None) -> Prepared:
-            parsed = f"({_query(stream, control, '_records', self._lookups)})"
-            return Prepared(db, name, f"SELECT *, {selected(more)} FROM {parsed}" if more else parsed)
-
-        self._query = prepared("_parsed", _control(list(rules), stores))
-        self._reports = prepared("_parsed reports", None)
+        self._decoder = decoder_for(stream, stores, rules)
+        columns = {c.name: c.type for c in stream.columns} | PLACED | dict.fromkeys(SAID, "STRING")
+        self._events, self._lookups = Bag(db, "_decoded", columns), Lookups(db, stream)
+        query = f"({_query(stream, '_decoded', self._lookups)})"
+        self._query = Prepared(db, "_parsed", f"SELECT *, {selected(more)} FROM {query}" if more else query)
 
     def parse(self, found: pa.Table) -> pa.Table:
         """The rows for the changelog of those records that are not refused."""
         self._lookups.refresh()
-        self._records.put(found)
-        reports = pc.all(pc.equal(found["_op"], REPORT)).as_py()
-        return (self._reports if reports else self._query).rows()
+        given = (found[name].to_pylist() for name in ("_op_header", "_store_header", "_key", "_bytes"))
+        decoded = self._decoder.decode(*given)
+        events = pa.Table.from_batches([decoded])
+        for name in PLACED:
+            events = events.append_column(name, found[name])
+        self._events.put(events.filter(events["_reason"].is_null()))
+        return self._query.rows()
 
 
-def _query(stream: Stream, control: str | None, found: str, lookups: Lookups) -> str:
-    """``control`` says whether a set or purge is taken; None: there are only reports, which are made in three quarters of the time."""
+def _query(stream: Stream, events: str, lookups: Lookups) -> str:
     names = [quoted(c.name) for c in stream.known]
-    spec = literal(json.dumps({c.name: "JSON" for c in stream.columns}))
-    values = ", ".join(f"{_value(c)} AS {quoted(c.name)}" for c in stream.columns)
     event_time = to_duckdb(f"CAST({stream.time} AS TIMESTAMP)") if stream.time else "NULL"
     payload = "_text" if stream.keep_payload else "CAST(NULL AS VARCHAR)"
-    is_report, is_set = (f"_op = '{REPORT}'", "_op = 'set'") if control else ("TRUE", "FALSE")
-    opened = "ltrim(_text, ' ' || chr(9) || chr(10) || chr(13)) LIKE '{%'"
-    objects = f"(SELECT *, CASE WHEN json_valid(_text) AND {opened} THEN _text END AS _object FROM {found})"
-    shaped = f"(SELECT *, CASE WHEN {is_report} THEN json_transform(_object, {spec}) END AS _json FROM {objects})"
     return f"""
 SELECT {", ".join(names)}, _topic, _partition, _offset, coalesce(_time, _timestamp) AS _event_time, _log_time,
   _op, _key, _store, _agent, _value, {payload} AS _payload
-FROM (SELECT *, CASE WHEN {is_report} THEN {GUARD.format(event_time)} END AS _time,
-    CASE WHEN {is_set} THEN _object ->> '$.value' END AS _value, CASE WHEN {is_set} THEN _object ->> '$.agent' END AS _agent
-  FROM {lookups.joined(f"(SELECT *, {values} FROM {shaped})")})
-WHERE CASE WHEN {is_report} THEN {_report(stream)} ELSE {control or "FALSE"} END
+FROM (SELECT *, CASE WHEN _op = '{REPORT}' THEN {GUARD.format(event_time)} END AS _time FROM {lookups.joined(events)})
+WHERE {_timed(stream)}
 {"ORDER BY _partition, _offset" if stream.lookups else ""}"""  # a join leaves them in any order
 
 
-def _raw(column: Column) -> str:
-    return f"_json.{quoted(column.name)}"
-
-
-def _value(column: Column) -> str:
-    """A column's value of its JSON text; null where that is not of its type."""
-    raw, kind, made = _raw(column), column.type.upper(), duckdb_type(column.type)
-    text = f"CASE WHEN {raw} LIKE '\"%' THEN {raw} ->> '$' END"
-    if kind == "STRING":
-        return f"CASE WHEN {raw} LIKE '\"%' THEN {raw} ->> '$' ELSE CAST({raw} AS VARCHAR) END"
-    if kind == "BOOLEAN":
-        return f"CASE CAST({raw} AS VARCHAR) WHEN 'true' THEN TRUE WHEN 'false' THEN FALSE END"
-    if kind.endswith("INT"):
-        return f"CASE WHEN regexp_full_match({raw}, '-?[0-9]+') THEN TRY_CAST(CAST({raw} AS VARCHAR) AS {made}) END"
-    if kind in ("FLOAT", "DOUBLE") or kind.startswith("DECIMAL"):
-        return f"CASE WHEN regexp_full_match({raw}, {NUMBER}) THEN TRY_CAST(CAST({raw} AS VARCHAR) AS {made}) END"
-    if kind in ("TIMESTAMP", "DATE", "TIMESTAMP_NTZ"):
-        return f"TRY_CAST({text} AS {made})"
-    return f"TRY_CAST({raw} AS {made})"
-
-
-def _report(stream: Stream) -> str:
-    """Whether a report is taken."""
-    tests = ["_object IS NOT NULL"]
-    tests += [f"({_raw(c)} IS NULL OR {quoted(c.name)} IS NOT NULL)" for c in stream.columns]
-    tests += [f"{quoted(c.name)} IS NOT NULL" for c in stream.columns if c.required]
-    if stream.time_columns:
-        given = " OR ".join(f"{quoted(c)} IS NOT NULL" for c in stream.time_columns)
-        tests += [f"(NOT ({given}) OR _time IS NOT NULL)", f"coalesce(_time BETWEEN {LEAST} AND {GREATEST}, TRUE)"]
-    return " AND ".join(tests)
-
-
-def _control(rules: list[Rule], stores: Sequence[str]) -> str:
-    """Whether a set or purge is taken."""
-    known = ", ".join(map(literal, stores)) or "''"
-    tests = [
-        "_op IN ('set', 'purge')",
-        "_key IS NOT NULL",
-        f"coalesce(_store IN ({known}), _op = 'purge')",
-        "(_op = 'purge' OR coalesce(list_contains(json_keys(_object), 'value'), FALSE))",
-    ]
-    for rule in rules:
-        keyed = " AND ".join(f"{_guarded(k)} IS NOT NULL" for k in rule.control_keys())
-        if rule.store.windows:
-            settable = "FALSE"
-        else:
-            null = "FALSE" if rule.store.reducer.additive else "TRUE"
-            settable = f"CASE WHEN _value IS NULL THEN {null} ELSE {_guarded(rule.set_value())} IS NOT NULL END"
-        tests.append(
-            f"(_store IS DISTINCT FROM {literal(rule.store.name)} OR ({keyed} AND (_op = 'purge' OR {settable})))"
-        )
-    return " AND ".join(tests)
-
-
-def _guarded(expression: str) -> str:
-    return GUARD.format(to_duckdb(expression))
+def _timed(stream: Stream) -> str:
+    """Whether a report has an event time that counts."""
+    if not stream.time_columns:
+        return "TRUE"
+    given = " OR ".join(f"{quoted(c)} IS NOT NULL" for c in stream.time_columns)
+    known = f"(NOT ({given}) OR _time IS NOT NULL) AND coalesce(_time BETWEEN {LEAST} AND {GREATEST}, TRUE)"
+    return f"(_op <> '{REPORT}' OR ({known}))"

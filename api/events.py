@@ -15,7 +15,7 @@ from api.producer import Record
 from api.typed import conforming
 from statehouse.config import Store
 from statehouse.fold import Rule
-from statehouse.kafka import OP_HEADER, STORE_HEADER
+from statehouse.headers import OP_HEADER, STORE_HEADER
 
 DEFAULT_AGENT = "api"
 

@@ -230,11 +230,11 @@ class Live:
     def _parse(self, found: pa.Table) -> pa.Table:
         known = self._known()
         if self._parser is None or self._parser[0] != known:
-            names = [store.name for store in self._config.stores_of(self._stream.name)]
+            stores = self._config.stores_of(self._stream.name)
             more: dict[str, str] = {}
             for rule, types in known:
                 more |= keyed(rule, types)
-            self._parser = known, Parser(self._db, self._stream, [rule for rule, _ in known], names, more)
+            self._parser = known, Parser(self._db, self._stream, [rule for rule, _ in known], stores, more)
         return self._parser[1].parse(found)
 
     def _known(self) -> list[tuple[Rule, dict[str, str]]]:

@@ -25,7 +25,7 @@ from api.writes import IDEMPOTENCY, UNSENT, key_of, set_of, writes, written
 from statehouse import kafka
 from statehouse.config import Config, Store
 from statehouse.fold import Rule
-from statehouse.kafka import OP_HEADER, STORE_HEADER
+from statehouse.headers import OP_HEADER, STORE_HEADER
 from statehouse.values import TOPIC_NAME, milliseconds
 
 tasks = Blueprint("tasks", __name__)

@@ -19,6 +19,7 @@ from jobs.run import Jobs
 from jobs.session import defaults, session
 from statehouse import kafka
 from statehouse.config import load
+from statehouse.headers import OP_HEADER
 
 EVENTS = 1000
 CONFIG = """
@@ -67,7 +68,7 @@ def send(bootstrap: str) -> None:
         event = {"key": key, "agent": f"a{n % 7}", "n": n, "ts": f"2024-05-01T{n % 24:02}:00:00Z"}
         producer.produce("t", key=key, value=json.dumps(event) if n % 50 else "none")
         if n % 60 == 0:
-            producer.produce("t", key="k1", headers={kafka.OP_HEADER: b"purge"})
+            producer.produce("t", key="k1", headers={OP_HEADER: b"purge"})
     producer.flush(30)
 
 

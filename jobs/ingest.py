@@ -35,6 +35,7 @@ from jobs.rules import rule_of
 from statehouse import kafka
 from statehouse.config import Config, Stream
 from statehouse.errors import DefinitionChanged, LakeBusy, StatehouseError, TopicRecreated, first_line
+from statehouse.records import decoder_for
 from statehouse.tables import LOADED, metadata, opened, table
 
 log = logging.getLogger("statehouse")
@@ -49,10 +50,11 @@ class Ingest:
         self.spark, self.config, self.stream = spark, config, stream
         self.changelog = table(config, "changelog", stream.name)
         self.quarantine = table(config, "quarantine", stream.name)
-        self.rules = [rule_of(spark, config, s) for s in config.stores_of(stream.name)]
+        stores = config.stores_of(stream.name)
         self.lookups = Lookups(spark, config, stream) if stream.lookups else None
         named = [name for name, store in config.stores.items() if not store.windows]
-        self.settable = named if config.tasks is not None else None  # by tasks
+        rules = [rule_of(spark, config, store) for store in stores]
+        self.decoder = decoder_for(stream, stores, rules, named if config.tasks is not None else None)
         self.busy = threading.Lock()
         self.stopping = threading.Event()
         self.events = self.refused = 0  # of this run
@@ -100,9 +102,7 @@ class Ingest:
                 return
             records.sparkSession.conf.set("spark.sql.shuffle.partitions", "2")
             records.sparkSession.conf.set("spark.sql.adaptive.enabled", "false")  # nothing to adapt to, a job more
-            parsed = parse(
-                records.where(new(self.offsets)), self.stream, self.rules, self.lookups, self.settable
-            ).persist()
+            parsed = parse(records.where(new(self.offsets)), self.stream, self.decoder, self.lookups).persist()
             try:
                 counts = parsed.groupBy("_partition").agg(F.count("*"), F.count("_reason"), F.max("_offset")).collect()
                 if not counts:

@@ -25,6 +25,7 @@ from jobs.rules import rule_of
 from statehouse.config import Config, Stream
 from statehouse.errors import StatehouseError, first_line
 from statehouse.fold import literal, quoted
+from statehouse.records import decoder_for
 from statehouse.tables import LOADED, opened, table
 from statehouse.values import Column
 
@@ -64,14 +65,15 @@ def load(spark: SparkSession, config: Config, stream: Stream, file: str | Path) 
     if log and log.transaction_version(done) is not None:
         return Loaded(str(path), None, None)
     read = _reader(path)
-    rules = [rule_of(spark, config, s) for s in config.stores_of(stream.name)]
+    stores = config.stores_of(stream.name)
+    decoder = decoder_for(stream, stores, [rule_of(spark, config, store) for store in stores])
     first = _next(spark, changelog, quarantine)
     try:
         records = _numbered(read(spark, stream, path), stream, first)
     except Exception as error:  # not what its name says, or broken: Spark has many words for it
         raise StatehouseError(f"{path}: cannot be read: {first_line(error)}") from error
     lookups = Lookups(spark, config, stream) if stream.lookups else None
-    parsed = parse(records, stream, rules, lookups).persist()
+    parsed = parse(records, stream, decoder, lookups).persist()
     try:
         events, bad = parsed.selectExpr("count_if(_reason IS NULL)", "count(_reason)").collect()[0]
         once = {"txnAppId": done, "txnVersion": "1"}

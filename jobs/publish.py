@@ -28,7 +28,7 @@ from jobs.session import fresh
 from statehouse import kafka
 from statehouse.config import Config, Store
 from statehouse.fold import Rule, quoted
-from statehouse.kafka import POSITION_HEADER
+from statehouse.headers import POSITION_HEADER
 from statehouse.tables import folded, opened, published, table
 
 log = logging.getLogger("statehouse")

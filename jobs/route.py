@@ -25,7 +25,7 @@ from statehouse import kafka
 from statehouse.config import Config, Route, Stream
 from statehouse.errors import DefinitionChanged, StatehouseError
 from statehouse.fold import quoted
-from statehouse.kafka import PART_HEADER, SOURCE_HEADER
+from statehouse.headers import PART_HEADER, SOURCE_HEADER
 from statehouse.tables import opened, routed, table
 
 SOURCE, PART = "_source", "_part"

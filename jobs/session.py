@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,6 +46,7 @@ def session(app: str, log: Path | None = None, root: str = "", **settings: str) 
         made.setdefault("spark.master", f"local[{os.cpu_count()}]")
         if made["spark.master"].startswith("local"):
             made = with_archive(made)
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # which has what the workers need
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
         made.setdefault("spark.sql.warehouse.dir", str(log.parent / "warehouse"))  # not a folder wherever one stands

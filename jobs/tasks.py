@@ -42,8 +42,8 @@ from jobs.steps import PLACE, STEP, Steps
 from statehouse import kafka
 from statehouse.config import Config, Store, Task
 from statehouse.errors import KafkaUnavailable
-from statehouse.fold import SCALARS, Rule, literal, quoted
-from statehouse.kafka import OP_HEADER, STORE_HEADER, TASK_HEADER, TASK_OPERATIONS
+from statehouse.fold import Rule, literal, quoted, value_of
+from statehouse.headers import OP_HEADER, STORE_HEADER, TASK_HEADER, TASK_OPERATIONS
 from statehouse.tables import (
     LOADED,
     TASK_COLUMNS,
@@ -443,15 +443,13 @@ class Tasks:
     def _broken(self, rule: Rule, steps: DataFrame | None, state: DataFrame) -> DataFrame:
         """What waits for a value of a store, as somebody asked, and whose key got another one: by the ``state`` when it was asked
         for or before, and the ``steps`` since."""
-        value = "value" if rule.value_type.upper().startswith(SCALARS) else None
-        wanted = f"CAST(_value AS {rule.value_type})" if value else f"from_json(_value, {literal(rule.value_type)})"
         waits = self._read(
             f"task IS NULL AND value IS NOT NULL AND ended IS NULL AND status = 'waiting' AND store = {literal(rule.store.name)}"
         ).selectExpr(
             "id AS _id", "key AS _key", "value AS _value", "since AS _since",
             "struct(position, CAST(split(id, ':')[1] AS INT), CAST(split(id, ':')[2] AS BIGINT)) AS _asked",
         )  # fmt: skip
-        same = f"value <=> {wanted} AS _same"
+        same = f"value <=> {value_of('_value', rule.value_type)} AS _same"
         found = waits.join(state.select("_key", "value"), "_key", "left").selectExpr(
             "_id", "_since", f"0 AS {STEP}", "_since AS _at", "TRUE AS _before", same
         )

@@ -20,21 +20,8 @@ from dataclasses import dataclass
 
 from statehouse.config import Store, Stream
 from statehouse.reducers import ORDER, ORDER_SQL, accumulator
+from statehouse.types import ENCODED, FORMS, SCALARS, type_or_none
 from statehouse.values import milliseconds
-
-SCALARS = (
-    "STRING",
-    "BOOLEAN",
-    "TINYINT",
-    "SMALLINT",
-    "INT",
-    "BIGINT",
-    "FLOAT",
-    "DOUBLE",
-    "DATE",
-    "TIMESTAMP",
-    "DECIMAL",
-)
 
 
 def quoted(name: str) -> str:
@@ -45,6 +32,21 @@ def quoted(name: str) -> str:
 def literal(text: str) -> str:
     """A string as a Spark SQL literal."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def text_as(text: str, ddl: str) -> str:
+    """SQL: text as a value of a scalar type, null where it has none of the :data:`FORMS` that the engines read alike."""
+    name = kind.name if (kind := type_or_none(ddl)) else ""
+    if name not in FORMS:
+        return f"CAST({text} AS {ddl})"
+    made = f"unbase64({text})" if name == "BINARY" else f"CAST({text} AS {ddl})"
+    return f"CASE WHEN {text} RLIKE '^({FORMS[name]})$' THEN {made} END"
+
+
+def value_of(text: str, ddl: str) -> str:
+    """SQL: text (as :func:`statehouse.payload.text_of` writes it) as a value of a type, null where it is none."""
+    kind = type_or_none(ddl)
+    return f"from_json({text}, {literal(ddl)})" if kind and kind.name not in SCALARS else text_as(text, ddl)
 
 
 def gained(stream: Stream, names: Sequence[str]) -> dict[str, str]:
@@ -149,27 +151,22 @@ class Rule:
         parts, each percent-encoded, separated by '/'. Null where the text is not such a key."""
         types = list(self.key_columns.values())
         if not self.store.composite:
-            return [f"CAST(_key AS {types[0]})"]
+            return [text_as("_key", types[0])]
         split = "split(_key, '/')"
-        parts = (f"try_url_decode({split}[{i}])" for i in range(len(types)))
+        # A '+' is no space here, whatever an engine's function thinks.
+        parts = (f"{split}[{i}]" for i in range(len(types)))
+        decoded = (
+            f"CASE WHEN {p} RLIKE '^{ENCODED}$' THEN try_url_decode(replace({p}, '+', '%2B')) END" for p in parts
+        )
         return [
-            f"CASE WHEN size({split}) = {len(types)} THEN CAST({p} AS {t}) END"
-            for p, t in zip(parts, types, strict=True)
+            f"CASE WHEN size({split}) = {len(types)} THEN {text_as(d, t)} END"
+            for d, t in zip(decoded, types, strict=True)
         ]
 
     def set_value(self) -> str:
-        """The value that a set gives: JSON text in ``_value``, null where it is not of the store's type."""
-        kind = self.event_type.upper()
-        if not kind.startswith(SCALARS):
-            return f"from_json(_value, {literal(self.event_type)})"
-        if kind in (
-            "TINYINT",
-            "SMALLINT",
-            "INT",
-            "BIGINT",
-        ):  # a cast would cut 1.5 in one engine and round it in the other
-            return f"CASE WHEN _value RLIKE '^[-+]?[0-9]+$' THEN CAST(_value AS {kind}) END"
-        return f"CAST(_value AS {self.event_type})"
+        """The value that a set gives: text in ``_value`` (see :func:`statehouse.payload.text_of`), null where it is not of the
+        store's type."""
+        return value_of("_value", self.event_type)
 
     def key_of(self, guard: str = "{}") -> list[str]:
         """The key's columns as expressions over rows of the changelog; ``guard`` as in :meth:`events`."""

@@ -12,15 +12,6 @@ from confluent_kafka.cimpl import NewTopic
 
 from statehouse.errors import KafkaUnavailable
 
-OP_HEADER = "statehouse-op"
-STORE_HEADER = "statehouse-store"
-# Of what a route sends: the event that a message was made of, and which of its messages it is.
-SOURCE_HEADER = "statehouse-source"
-PART_HEADER = "statehouse-part"
-TASK_HEADER = "task-id"  # of what a task sends
-TASK_OPERATIONS = ("task", "cancel")  # a task that is asked for, and the end of one
-POSITION_HEADER = "statehouse-position"  # of a published state: the changelog's version that it reflects
-
 
 def librdkafka(properties: dict[str, Any]) -> dict[str, Any]:
     """The file's ``kafka:`` section for confluent-kafka. Its log lines are dropped: what matters is raised."""

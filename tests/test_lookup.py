@@ -130,7 +130,7 @@ def ahead(config, events):
     """What the API makes of events that it reads itself."""
     made = [("t", 0, e["offset"], T0 // 1000, None, json.dumps(e).encode(), None) for e in events]
     with connect() as db:
-        parser = arrivals.Parser(cursor(db), config.streams["sales"], [], list(config.stores))
+        parser = arrivals.Parser(cursor(db), config.streams["sales"], [], config.stores_of("sales"))
         found = parser.parse(arrivals.table((*arrivals.record(*place), T0 // 1000) for place in made)).to_pylist()
     assert [r["_offset"] for r in found] == sorted(r["_offset"] for r in found), "in their order"
     return {r["_offset"]: (r["rates"] and float(r["rates"]["rate"]), r["towns"] and r["towns"]["town"]) for r in found}

@@ -1,0 +1,11 @@
+"""The headers of Kafka's records that say what an event does, or where a message comes from."""
+
+OP_HEADER = "statehouse-op"
+STORE_HEADER = "statehouse-store"
+REPORT = "report"  # what a record with a payload and without operation does
+TASK_OPERATIONS = ("task", "cancel")  # a task that is asked for, and the end of one
+TASK_HEADER = "task-id"  # of what a task sends
+# Of what a route sends: the event that a message was made of, and which of its messages it is.
+SOURCE_HEADER = "statehouse-source"
+PART_HEADER = "statehouse-part"
+POSITION_HEADER = "statehouse-position"  # of a published state: the changelog's version that it reflects

@@ -1,0 +1,463 @@
+"""JSON text as values of a stream's columns: the one meaning that a payload has, for both halves (``docs/payloads.md``).
+
+The text is JSON by RFC 8259. msgspec reads it; a payload whose values are all plain is done with one typed call. Any other is read
+again column by column (:func:`convert`), which also finds the reason why it is refused. Both ways give the same values.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import functools
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
+from operator import attrgetter
+from typing import Annotated, Any, NamedTuple, TypedDict
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statehouse.types import INTEGERS, Type
+
+DEEPEST = 200  # levels of arrays and objects; the reader's own limit depends on who calls it
+GREATEST_FLOAT = 3.4028234663852886e38  # of 32 bits
+SECOND = 1_000_000  # microseconds
+LEAST_TIME, GREATEST_TIME = -62_135_596_800 * SECOND, 253_402_300_800 * SECOND - 1  # the years 1 to 9999
+SHOWN = 100  # characters of a value in a reason
+
+_DAY = r"(\d{4})-(\d{1,2})-(\d{1,2})"
+_CLOCK = r"[Tt ](\d{1,2}):(\d{1,2})(?::(\d{1,2})(?:\.(\d{1,30}))?)?"
+_ZONE = r" ?(?:[Zz]|([+-])(\d{1,2})(?::?(\d{2}))?)"
+_TIME = re.compile(f"{_DAY}(?:{_CLOCK}({_ZONE})?)?", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,9})?", re.ASCII)
+_LONE = re.compile(r"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|[c-fC-F][0-9a-fA-F]{2})")
+_EXACT = Context(prec=100)
+
+
+class Field(NamedTuple):
+    """A column of a payload; ``required``: declared NOT NULL."""
+
+    name: str
+    kind: Type
+    required: bool = False
+
+
+class Refused(ValueError):
+    """A payload, or a value in it, is not of its type: what was found, what was expected, and where."""
+
+
+def read(text: str | bytes | msgspec.Raw) -> Any:
+    """JSON text as Python's values; a number with a fraction or an exponent stays text (:class:`msgspec.Raw`).
+
+    Raises :class:`Refused` for what is not JSON, and for what is nested more than :data:`DEEPEST` levels deep.
+    """
+    if not isinstance(text, msgspec.Raw):
+        _check_depth(text)
+    try:
+        return _ANY.decode(text)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise Refused(_not_json(_as_text(text), error)) from None
+
+
+def read_object(text: str) -> dict[str, Any]:
+    """The same of an object; :class:`Refused` for anything else."""
+    if not text.lstrip(" \t\r\n").startswith("{"):
+        raise Refused(f"not a JSON object: found {text[:40] or 'nothing'}")
+    return read(text)
+
+
+def convert(value: Any, kind: Type, path: str) -> Any:
+    """A value that :func:`read` gave as Arrow takes it for a type: a moment as microseconds since 1970, a date as days, a map as
+    pairs. Raises :class:`Refused` with the ``path``, what was found and what was expected."""
+    return None if value is None else _CONVERTERS[kind.name](value, kind, path)
+
+
+def canonical(value: Any, kind: Type) -> Any:
+    """What :func:`convert` gave in JSON's words again: the form that both engines read alike (:meth:`statehouse.fold.Rule.set_value`)."""
+    if value is None:
+        return None
+    if kind.name == "DECIMAL":
+        return format(value, "f")
+    if kind.name == "DATE":
+        return (_FIRST_DAY + dt.timedelta(days=value)).isoformat()
+    if kind.name.startswith("TIMESTAMP"):
+        moment = (_EPOCH + dt.timedelta(microseconds=value)).isoformat()
+        return f"{moment}Z" if kind.name == "TIMESTAMP" else moment
+    if kind.name == "BINARY":
+        return base64.b64encode(value).decode()
+    if kind.name == "ARRAY":
+        return [canonical(element, kind.parts[0]) for element in value]
+    if kind.name == "MAP":
+        return {name: canonical(element, kind.parts[1]) for name, element in value}
+    if kind.name == "STRUCT":
+        return {name: canonical(value[name], part) for name, part in kind.fields}
+    return value
+
+
+def text_of(value: Any, kind: Type) -> str | None:
+    """The same as text: of text itself, of all else its JSON."""
+    plain = canonical(value, kind)
+    return plain if plain is None or isinstance(plain, str) else msgspec.json.encode(plain).decode()
+
+
+class Decoder:
+    """Of payloads with some columns."""
+
+    def __init__(self, fields: Sequence[Field]) -> None:
+        self.fields = tuple(fields)
+        self.schema = pa.schema([(field.name, field.kind.arrow) for field in fields])
+        self._row = _row_type(self.fields)
+        self._decode = msgspec.json.Decoder(self._row).decode if self._row else None
+
+    def decode(self, texts: Sequence[str | None]) -> tuple[list[pa.Array], list[str | None]]:
+        """The columns of payloads, and of each payload the reason why it is refused, or None. A text that is None is no payload: it
+        has no values and no reason."""
+        reasons: list[str | None] = [None] * len(texts)
+        columns, left = self._at_once(texts)
+        if left:
+            rows = []
+            for index in left:
+                try:
+                    rows.append(self._one_by_one(texts[index] or ""))
+                except Refused as reason:
+                    reasons[index] = str(reason)
+                    rows.append([None] * len(self.fields))
+            others = [
+                _array(values, field.kind) for field, values in zip(self.fields, zip(*rows, strict=True), strict=True)
+            ]
+            order = list(range(len(texts)))
+            for number, index in enumerate(left):
+                order[index] = len(texts) + number
+            pairs = zip(columns, others, strict=True)
+            columns = [pa.concat_arrays([column, other]).take(pa.array(order, pa.int64())) for column, other in pairs]
+        for field, column in zip(self.fields, columns, strict=True):
+            if field.required and column.null_count:
+                missing = f"{field.name}: found nothing, expected {field.kind.ddl} NOT NULL"
+                for index in pc.indices_nonzero(column.is_null()).to_pylist():
+                    if texts[index] is not None and reasons[index] is None:
+                        reasons[index] = missing
+        return columns, reasons
+
+    def _at_once(self, texts: Sequence[str | None]) -> tuple[list[pa.Array], list[int]]:
+        """The columns, by one typed call a payload, and which payloads are left: their rows are null."""
+        left: set[int] = set()
+        if self._decode is None:
+            return [pa.nulls(len(texts), f.kind.arrow) for f in self.fields], _present(texts)
+        blank, rows, decode = self._row(), [], self._decode
+        for index, text in enumerate(texts):
+            row = blank
+            if text is not None:
+                try:
+                    if len(text) > 2 * DEEPEST:
+                        _check_depth(text)
+                    row = decode(text)
+                except (msgspec.MsgspecError, RecursionError, Refused):
+                    left.add(index)
+            rows.append(row)
+        columns = []
+        for number, field in enumerate(self.fields):
+            values = list(map(attrgetter(f"c{number}"), rows))
+            columns.append(_finished(values, field.kind, left) if field.kind.name in _FINISHED else values)
+        return [
+            column if isinstance(column, pa.Array) else _array(column, field.kind)
+            for field, column in zip(self.fields, columns, strict=True)
+        ], sorted(left)
+
+    def _one_by_one(self, text: str) -> list[Any]:
+        values = read_object(text)
+        row, wrong = [], []
+        for field in self.fields:
+            try:
+                row.append(convert(values.get(field.name), field.kind, field.name))
+            except Refused as reason:
+                wrong.append(str(reason))
+        if wrong:
+            raise Refused("; ".join(wrong))
+        return row
+
+
+@functools.lru_cache(maxsize=64)
+def decoder_of(fields: tuple[Field, ...]) -> Decoder:
+    """The decoder of some columns, made once in a process."""
+    return Decoder(fields)
+
+
+def micros_of(text: str, zoned: bool = True) -> int:
+    """A moment in ISO 8601 as microseconds since 1970, UTC where it says no zone; ValueError for what is none, and for one outside of
+    the years 1 to 9999. What is less than a microsecond is cut off. Not ``zoned``: it must not say one."""
+    parts = _TIME.fullmatch(text)
+    if not parts:
+        raise ValueError("no time")
+    year, month, day, hour, minute, second, fraction, zone, sign, hours, minutes = parts.groups()
+    days = dt.date(int(year), int(month), int(day)).toordinal() - _FIRST_DAY.toordinal()
+    clock = [int(part or 0) for part in (hour, minute, second)]
+    offset = int(hours or 0) * 60 + int(minutes or 0)
+    if clock[0] > 23 or max(clock[1:]) > 59 or int(hours or 0) > 23 or int(minutes or 0) > 59:
+        raise ValueError("no time")
+    if zone and not zoned:
+        raise ValueError("a zone")
+    seconds = days * 86400 + clock[0] * 3600 + clock[1] * 60 + clock[2] - (-offset if sign == "-" else offset) * 60
+    micros = seconds * SECOND + int((fraction or "")[:6].ljust(6, "0"))
+    if not LEAST_TIME <= micros <= GREATEST_TIME:
+        raise ValueError("outside the years 1 to 9999")
+    return micros
+
+
+_EPOCH = dt.datetime(1970, 1, 1)
+_FIRST_DAY = _EPOCH.date()
+_ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder(float_hook=lambda text: msgspec.Raw(text.encode()))
+
+
+def _present(texts: Iterable[str | None]) -> list[int]:
+    return [index for index, text in enumerate(texts) if text is not None]
+
+
+def _as_text(text: str | bytes | msgspec.Raw) -> str:
+    return text if isinstance(text, str) else bytes(text).decode(errors="replace")
+
+
+def _check_depth(text: str | bytes) -> None:
+    """Refuse what is nested too deeply."""
+    brackets = (text.count("[") + text.count("{")) if isinstance(text, str) else text.count(b"[") + text.count(b"{")
+    if brackets <= DEEPEST:
+        return
+    depth = 0
+    for found in _BRACKETS.finditer(_as_text(text)):
+        bracket = found[0]
+        depth += (bracket in "[{") - (bracket in "]}")
+        if depth > DEEPEST:
+            raise Refused(f"nested more than {DEEPEST} levels deep")
+
+
+_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
+
+
+def _not_json(text: str, error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return f"nested more than {DEEPEST} levels deep"
+    detail = str(error).removeprefix("JSON is malformed: ")
+    if detail.startswith("trailing characters"):
+        return "not JSON: found more after the object"
+    if lone := _LONE.search(text):
+        return f"not JSON: found half of a character, {lone[0]}"
+    return f"not JSON: {detail}"
+
+
+def _refused(value: Any, kind: Type, path: str, expected: str = "") -> Refused:
+    """Why a value is not of its type. It is shown as JSON, so that text is told from a number."""
+    text = msgspec.json.encode(value).decode()
+    return Refused(f"{path}: found {text[:SHOWN]}, expected {expected or kind.ddl}")
+
+
+def _string(value: Any, kind: Type, path: str) -> str:
+    if isinstance(value, str):
+        text = value
+    elif isinstance(value, msgspec.Raw):
+        text = _as_text(value)
+    else:  # what is no text is its JSON
+        text = msgspec.json.encode(value).decode()
+    if kind.sizes and len(text) > kind.sizes[0]:
+        raise _refused(value, kind, path)
+    return text
+
+
+def _boolean(value: Any, kind: Type, path: str) -> bool:
+    if type(value) is not bool:
+        raise _refused(value, kind, path)
+    return value
+
+
+def _integer(value: Any, kind: Type, path: str) -> int:
+    limit = 1 << (INTEGERS[kind.name] - 1)
+    if type(value) is not int or not -limit <= value < limit:
+        raise _refused(value, kind, path)
+    return value
+
+
+def _float(value: Any, kind: Type, path: str) -> float:
+    try:
+        number = float(_as_text(value) if isinstance(value, msgspec.Raw) else value)
+    except (OverflowError, ValueError, TypeError):
+        number = math.inf
+    greatest = GREATEST_FLOAT if kind.name == "FLOAT" else math.inf
+    if isinstance(value, (bool, str)) or math.isinf(number) or abs(number) > greatest:
+        raise _refused(value, kind, path)
+    return number
+
+
+def _decimal(value: Any, kind: Type, path: str) -> Decimal:
+    precision, scale = kind.sizes
+    text = value if isinstance(value, str) else _as_text(value) if isinstance(value, msgspec.Raw) else None
+    try:
+        if text is None and type(value) is int:
+            number = Decimal(value)
+        elif text is not None and _NUMBER.fullmatch(text):
+            number = Decimal(text)
+        else:
+            raise _refused(value, kind, path)
+        if not number:
+            return Decimal(0).scaleb(-scale)
+        if number.adjusted() < precision - scale:  # before it is written out: it may have an exponent of nine digits
+            number = number.quantize(kind.unit, ROUND_HALF_UP, _EXACT)
+            if not number or number.adjusted() < precision - scale:
+                return number
+    except InvalidOperation:
+        pass
+    raise _refused(value, kind, path)
+
+
+def _date(value: Any, kind: Type, path: str) -> int:
+    parts = _TIME.fullmatch(value) if isinstance(value, str) else None
+    try:
+        if parts:
+            day = dt.date(int(parts[1]), int(parts[2]), int(parts[3]))
+            micros_of(value.replace(parts[8] or "\0", "") if parts[8] else value)  # the clock is one
+            return day.toordinal() - _FIRST_DAY.toordinal()
+    except ValueError:
+        pass
+    raise _refused(value, kind, path, "a day such as 2026-01-31 (DATE)")
+
+
+def _timestamp(value: Any, kind: Type, path: str) -> int:
+    zoned = kind.name == "TIMESTAMP"
+    try:
+        if isinstance(value, str):
+            return micros_of(value, zoned)
+        if zoned and type(value) is int:  # seconds since 1970
+            if not LEAST_TIME <= value * SECOND <= GREATEST_TIME:
+                raise ValueError("outside the years 1 to 9999")
+            return value * SECOND
+    except ValueError as error:
+        if "years" in str(error):
+            raise Refused(f"{path}: found a time outside the years 1 to 9999") from None
+    raise _refused(value, kind, path, f"a time such as 2026-01-31T12:00:00{'Z' * zoned} ({kind.name})")
+
+
+def _binary(value: Any, kind: Type, path: str) -> bytes:
+    try:
+        if isinstance(value, str):
+            return msgspec.convert(value, bytes)
+    except msgspec.ValidationError:
+        pass
+    raise _refused(value, kind, path, "base64 (BINARY)")
+
+
+def _array_of(value: Any, kind: Type, path: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise _refused(value, kind, path)
+    return [convert(element, kind.parts[0], f"{path}[{number}]") for number, element in enumerate(value)]
+
+
+def _map(value: Any, kind: Type, path: str) -> list[tuple[str, Any]]:
+    if not isinstance(value, dict):
+        raise _refused(value, kind, path)
+    return [(name, convert(element, kind.parts[1], f"{path}.{name}")) for name, element in value.items()]
+
+
+def _struct(value: Any, kind: Type, path: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _refused(value, kind, path)
+    return {name: convert(value.get(name), part, f"{path}.{name}") for name, part in kind.fields}
+
+
+_CONVERTERS: dict[str, Callable[[Any, Type, str], Any]] = {
+    "STRING": _string,
+    "VARCHAR": _string,
+    "BOOLEAN": _boolean,
+    **dict.fromkeys(INTEGERS, _integer),
+    "FLOAT": _float,
+    "DOUBLE": _float,
+    "DECIMAL": _decimal,
+    "DATE": _date,
+    "TIMESTAMP": _timestamp,
+    "TIMESTAMP_NTZ": _timestamp,
+    "BINARY": _binary,
+    "ARRAY": _array_of,
+    "MAP": _map,
+    "STRUCT": _struct,
+}
+
+# The typed way: what msgspec checks by itself, and what is finished column by column.
+_FINISHED = ("DECIMAL", "DATE", "TIMESTAMP", "TIMESTAMP_NTZ")
+
+
+def _row_type(fields: Sequence[Field]) -> Any:
+    """A type for msgspec with the fields ``c0``, ``c1`` and so on; None where a column's values or name are beyond it."""
+    kinds = [str if field.kind.name in _FINISHED else _plain_type(field.kind) for field in fields]
+    kinds = [msgspec.Raw if field.kind.name == "DECIMAL" else kind for field, kind in zip(fields, kinds, strict=True)]
+    if None in kinds:
+        return None
+    nothing = msgspec.Raw(b"null")
+    columns = [
+        (f"c{number}", kind, nothing) if kind is msgspec.Raw else (f"c{number}", kind | None, None)
+        for number, kind in enumerate(kinds)
+    ]
+    try:
+        renamed = {f"c{number}": field.name for number, field in enumerate(fields)}
+        return msgspec.defstruct("Row", columns, rename=renamed, gc=False, frozen=True)
+    except ValueError:  # a name with a quote in it
+        return None
+
+
+def _plain_type(kind: Type) -> Any:
+    """The type whose values msgspec gives as Arrow takes them; None where there is none."""
+    if kind.name in INTEGERS:
+        limit = 1 << (INTEGERS[kind.name] - 1)
+        # msgspec has 64 bits for a limit, and takes longer integers: so it is told of neither of the outermost.
+        return Annotated[int, msgspec.Meta(ge=-limit, le=limit - 1)]
+    if kind.name == "ARRAY":
+        element = _plain_type(kind.parts[0])
+        return None if element is None else list[element | None]  # type: ignore[valid-type]
+    if kind.name == "STRUCT":
+        parts = {name: _plain_type(part) for name, part in kind.fields}
+        if None in parts.values():
+            return None
+        return TypedDict("Struct", {n: part | None for n, part in parts.items()}, total=False)  # type: ignore[operator]
+    if kind.name == "FLOAT":
+        return Annotated[float, msgspec.Meta(ge=-GREATEST_FLOAT, le=GREATEST_FLOAT)]
+    return {"STRING": str, "BOOLEAN": bool, "DOUBLE": float, "BINARY": bytes}.get(kind.name)
+
+
+def _array(values: Sequence[Any], kind: Type) -> pa.Array:
+    if kind.name.startswith("TIMESTAMP"):
+        return pa.array(values, pa.int64()).view(kind.arrow)
+    if kind.name == "DATE":
+        return pa.array(values, pa.int32()).view(kind.arrow)
+    return pa.array(values, kind.arrow)
+
+
+def _finished(values: list[Any], kind: Type, left: set[int]) -> list[Any] | pa.Array:
+    """Text as values of a type; the payloads where it is none are ``left``."""
+    if kind.name in ("DATE", "TIMESTAMP"):
+        column = pa.array(values, pa.string())
+        # Arrow reads a whole column of the common form, and also an hour without minutes.
+        if kind.name == "DATE" or pc.all(pc.equal(pc.utf8_slice_codeunits(column, 13, 14), ":")).as_py():
+            with suppress(pa.ArrowInvalid):
+                return _within(column.cast(kind.arrow))
+    read_one = _CONVERTERS[kind.name]
+    for index, value in enumerate(values):
+        try:
+            if kind.name == "DECIMAL":
+                text = _as_text(value)
+                # Text in quotes may have escapes: they are for the reader.
+                value = read(value) if text[0] == '"' else None if text == "null" else value
+            values[index] = None if value is None else read_one(value, kind, "")
+        except Refused:
+            left.add(index)
+            values[index] = None
+    return values
+
+
+def _within(column: pa.Array) -> pa.Array:
+    """A column of days or moments; ArrowInvalid where one is outside of the years 1 to 9999."""
+    ends = pc.min_max(column.view(pa.int64() if column.type != pa.date32() else pa.int32())).as_py()
+    least, greatest = LEAST_TIME, GREATEST_TIME
+    if column.type == pa.date32():
+        least, greatest = least // (86400 * SECOND), greatest // (86400 * SECOND)
+    if ends["min"] is not None and not (least <= ends["min"] and ends["max"] <= greatest):
+        raise pa.ArrowInvalid("outside the years 1 to 9999")
+    return column

@@ -1,0 +1,236 @@
+"""Kafka's records as events of a stream, or the reason why one is refused: for both halves, before and after the changelog has them.
+
+A record with a payload and no operation in its headers is a *report*: its payload has the stream's columns. Any other is a
+*control event* (see :mod:`statehouse.headers`): a set or a purge of a key, a task that is asked for, or its end. What is
+left to the engines are lookups and the event time, which are SQL.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+import pyarrow as pa
+
+from statehouse.headers import OP_HEADER, REPORT, STORE_HEADER, TASK_OPERATIONS
+from statehouse.payload import SHOWN, Field, Refused, convert, decoder_of, micros_of, read_object, text_of
+from statehouse.types import ENCODED, FORMS, INTEGERS, Type, parse_type, type_or_none
+
+if TYPE_CHECKING:  # executors have neither pydantic nor sqlglot
+    from statehouse.config import Store, Stream
+    from statehouse.fold import Rule
+
+TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+STRING = Type("STRING", "STRING")
+# Text beside the payload's columns: what the record does, to which store, as whom and with which value; the payload, and why it is refused.
+SAID = ("_op", "_store", "_agent", "_value", "_text", "_reason")
+NOTHING = "not a JSON object: found nothing"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A store as control events see it. ``key_types`` and ``event_type`` are None where they are not known yet: then neither keys nor
+    values are checked."""
+
+    name: str
+    key_types: tuple[Type, ...] | None = None
+    event_type: Type | None = None
+    windowed: bool = False
+    additive: bool = False
+
+
+def target_of(store: Store, rule: Rule | None) -> Target:
+    """A store as control events see it; its types are known by its ``rule``."""
+    if rule is None:
+        return Target(store.name, windowed=bool(store.windows), additive=store.reducer.additive)
+    keys = tuple(kind for ddl in rule.key_columns.values() if (kind := type_or_none(ddl)))
+    known = len(keys) == len(rule.key_columns)
+    return Target(
+        store.name, keys if known else None, type_or_none(rule.event_type), bool(store.windows), store.reducer.additive
+    )
+
+
+def decoder_for(
+    stream: Stream, stores: Iterable[Store], rules: Iterable[Rule], tasks: Sequence[str] | None = None
+) -> RecordDecoder:
+    """The decoder of a stream, whose ``stores`` are given, and the rules of those whose types are known."""
+    fields = tuple(Field(column.name, parse_type(column.type), column.required) for column in stream.columns)
+    known = {rule.store.name: rule for rule in rules}
+    targets = tuple(target_of(store, known.get(store.name)) for store in stores)
+    return RecordDecoder(fields, targets, None if tasks is None else tuple(tasks))
+
+
+@dataclass(frozen=True)
+class RecordDecoder:
+    """Of one stream: its ``fields``, the ``targets`` of its sets and purges, and the stores that a task may set (None: there are no
+    tasks here). It is sent to Spark's executors, and so holds nothing but plain values."""
+
+    fields: tuple[Field, ...]
+    targets: tuple[Target, ...] = ()
+    tasks: tuple[str, ...] | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of :meth:`decode`."""
+        said = [pa.field(name, pa.string()) for name in SAID]
+        return pa.schema([*decoder_of(self.fields).schema, *said])
+
+    def decode(
+        self,
+        operations: Sequence[bytes | None],
+        stores: Sequence[bytes | None],
+        keys: Sequence[str | None],
+        values: Sequence[bytes | None],
+    ) -> pa.RecordBatch:
+        """Records as :attr:`schema` has them, in their order: of each what its headers say of operation and store, its key as text
+        (None where it is not UTF-8) and its value."""
+        texts = [None if value is None else _utf8(value) for value in values]
+        kinds = [
+            header_text(operation) or (REPORT if value is not None else "purge")
+            for operation, value in zip(operations, values, strict=True)
+        ]
+        controls = [index for index, kind in enumerate(kinds) if kind != REPORT]
+        payloads = list(texts)
+        for index in controls:
+            payloads[index] = None
+        columns, reasons = decoder_of(self.fields).decode(payloads)
+        if None in payloads:
+            for index, (payload, kind) in enumerate(zip(payloads, kinds, strict=True)):
+                if payload is None and kind == REPORT:
+                    reasons[index] = NOTHING if values[index] is None else "not UTF-8"
+        names: list[str | None] = [None] * len(texts)
+        agents, given = list(names), list(names)
+        for index in controls:
+            names[index] = store = header_text(stores[index])
+            try:
+                agents[index], given[index] = self._control(kinds[index], store, keys[index], texts[index])
+            except Refused as reason:
+                reasons[index] = str(reason)
+        arrays = [pa.array(column, pa.string()) for column in (kinds, names, agents, given, texts, reasons)]
+        return pa.record_batch([*columns, *arrays], schema=self.schema)
+
+    def _control(
+        self, operation: str, store: str | None, key: str | None, text: str | None
+    ) -> tuple[str | None, str | None]:
+        """The agent and the value, as text, of a control event."""
+        operations = ["set", "purge", *(TASK_OPERATIONS if self.tasks is not None else ())]
+        if operation not in operations:
+            expected = " or ".join([", ".join(operations[:-1]), operations[-1]])
+            raise Refused(f"{OP_HEADER}: found {operation[:SHOWN]}, expected {expected}")
+        if key is None and (operation in ("set", "purge") or store is not None):
+            raise Refused(f"a {operation} without a key in UTF-8")
+        target = next((known for known in self.targets if known.name == store), None)
+        if store is not None and target is None:
+            names = ", ".join(known.name for known in self.targets) or "none: this stream has no stores"
+            raise Refused(f"{STORE_HEADER}: found {store[:SHOWN]}, expected one of {names}")
+        if operation in TASK_OPERATIONS:
+            self._check_task(operation, store, text)
+        if operation == "task" and target and target.windowed:
+            raise Refused(f"a task that waits for {store}, expected a store without windows")
+        if operation == "set" and target and target.windowed:
+            raise Refused(f"a set on {store}, expected a purge: it has windows, and a set names none")
+        if target and key is not None:
+            _check_key(key, target)
+        if operation == "set":
+            return _set(target, text)
+        return None, text if operation in TASK_OPERATIONS else None
+
+    def _check_task(self, operation: str, store: str | None, text: str | None) -> None:
+        """Whether a task is one: its payload is ``{"due": …, "send": {"topic", "key", "value"}}``, or with ``"set": {"store", "key",
+        "value"}``; with ``"value"`` it waits for the state of the key and the store that its record names."""
+        body = read_object(text or "")
+        if operation == "cancel":
+            if not isinstance(body.get("id"), str):
+                raise Refused('a cancel whose payload is not a JSON object such as {"id": "t:0:17"}')
+            return
+        _check_due(body.get("due"))
+        send, setting = body.get("send"), body.get("set")
+        topic = send.get("topic") if isinstance(send, dict) else None
+        wanted = setting.get("store") if isinstance(setting, dict) else None
+        if (topic is None) == (wanted is None):
+            raise Refused("a task without send.topic and set.store, or with both, expected one")
+        if topic is not None and not (isinstance(topic, str) and TOPIC.fullmatch(topic)):
+            raise Refused(f"send.topic: found {str(topic)[:300]}, expected letters, digits, . _ and -")
+        if wanted is not None:
+            if self.tasks is None or wanted not in self.tasks:
+                names = ", ".join(self.tasks or ()) or "none: no store can be set"
+                raise Refused(f"set.store: found {str(wanted)[:SHOWN]}, expected one of {names}")
+            if not isinstance(setting, dict) or setting.get("key") is None or "value" not in setting:
+                raise Refused("set: found no key or no value, expected both")
+        if "value" in body and store is None:
+            raise Refused(f"value: found one, expected the header {STORE_HEADER} too: whose value is waited for")
+        if "value" in body and body["value"] is None:
+            raise Refused("value: found null, expected a value")
+
+
+def _utf8(value: bytes) -> str | None:
+    try:
+        return str(value, "utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def header_text(found: bytes | None) -> str | None:
+    """A header's value as text; what is not UTF-8 in it is shown as such, and then names no operation and no store."""
+    return None if found is None else found.decode(errors="replace")
+
+
+def _check_due(due: Any) -> None:
+    try:
+        micros_of(due)
+    except (TypeError, ValueError):
+        found = due[:SHOWN] if isinstance(due, str) else "nothing" if due is None else msgspec.json.encode(due).decode()
+        raise Refused(f"due: found {found[:SHOWN]}, expected a time such as 2026-05-01T10:00:00Z") from None
+
+
+def _set(target: Target | None, text: str | None) -> tuple[str, str | None]:
+    """The agent and the value of a set, as text that both engines read alike."""
+    if target is None:
+        raise Refused(f"a set without the header {STORE_HEADER}")
+    try:
+        body = read_object(text or "")
+    except Refused:
+        body = {}
+    if "value" not in body:
+        raise Refused('a set whose payload is not a JSON object such as {"value": 1, "agent": "a"}')
+    agent, value = convert(body.get("agent"), STRING, "agent"), body["value"]
+    if value is None and target.additive:
+        raise Refused(f"a set of null, expected a value: to clear a key of {target.name}, purge it")
+    kind = target.event_type
+    if kind is None:
+        return agent, convert(value, STRING, "value")
+    return agent, text_of(convert(value, kind, "value"), kind)
+
+
+def _check_key(key: str, target: Target) -> None:
+    """Whether a key's text is one of a store's: a composite key's parts are percent-encoded and separated by '/'."""
+    if target.key_types is None:
+        return
+    parts: list[str | None] = [key]
+    if len(target.key_types) > 1:
+        parts = [_decoded(part) for part in key.split("/")]
+    if len(parts) != len(target.key_types) or not all(map(is_text_of, parts, target.key_types)):
+        kinds = "/".join(kind.ddl for kind in target.key_types)
+        raise Refused(f"found the key {key[:SHOWN]}, expected a key of {target.name}: {kinds}")
+
+
+def _decoded(part: str) -> str | None:
+    """A part of a composite key, which is percent-encoded; None where it is not."""
+    return _utf8(unquote_to_bytes(part)) if re.fullmatch(ENCODED, part) else None
+
+
+def is_text_of(text: str | None, kind: Type) -> bool:
+    """Whether text is a value of a scalar type in a form that both engines read alike (:data:`statehouse.types.FORMS`)."""
+    if text is None or not re.fullmatch(FORMS.get(kind.name, "(?s:.*)"), text):
+        return False
+    if kind.name == "BOOLEAN":
+        return True
+    try:
+        convert(int(text) if kind.name in INTEGERS else text, kind, "")
+    except Refused:
+        return False
+    return True
