@@ -189,22 +189,27 @@ def decoder_of(fields: tuple[Field, ...]) -> Decoder:
 def micros_of(text: str, zoned: bool = True) -> int:
     """A moment in ISO 8601 as microseconds since 1970, UTC where it says no zone; ValueError for what is none, and for one outside of
     the years 1 to 9999. What is less than a microsecond is cut off. Not ``zoned``: it must not say one."""
+    days, micros, ahead = _parse_moment(text)
+    if ahead is not None and not zoned:
+        raise ValueError("a zone")
+    micros += (days * 86400 - (ahead or 0)) * SECOND
+    if not LEAST_TIME <= micros <= GREATEST_TIME:
+        raise ValueError("outside the years 1 to 9999")
+    return micros
+
+
+def _parse_moment(text: str) -> tuple[int, int, int | None]:
+    """Days since 1970, microseconds of the day, and how many seconds the zone is ahead of UTC, None where there is none; ValueError."""
     parts = _TIME.fullmatch(text)
     if not parts:
         raise ValueError("no time")
     year, month, day, hour, minute, second, fraction, zone, sign, hours, minutes = parts.groups()
     days = dt.date(int(year), int(month), int(day)).toordinal() - _FIRST_DAY.toordinal()
-    clock = [int(part or 0) for part in (hour, minute, second)]
-    offset = int(hours or 0) * 60 + int(minutes or 0)
-    if clock[0] > 23 or max(clock[1:]) > 59 or int(hours or 0) > 23 or int(minutes or 0) > 59:
-        raise ValueError("no time")
-    if zone and not zoned:
-        raise ValueError("a zone")
-    seconds = days * 86400 + clock[0] * 3600 + clock[1] * 60 + clock[2] - (-offset if sign == "-" else offset) * 60
-    micros = seconds * SECOND + int((fraction or "")[:6].ljust(6, "0"))
-    if not LEAST_TIME <= micros <= GREATEST_TIME:
-        raise ValueError("outside the years 1 to 9999")
-    return micros
+    clock = dt.time(int(hour or 0), int(minute or 0), int(second or 0), int((fraction or "")[:6].ljust(6, "0")))
+    ahead = dt.time(int(hours or 0), int(minutes or 0))
+    micros = ((clock.hour * 60 + clock.minute) * 60 + clock.second) * SECOND + clock.microsecond
+    seconds = (ahead.hour * 60 + ahead.minute) * 60
+    return days, micros, (-seconds if sign == "-" else seconds) if zone else None
 
 
 _EPOCH = dt.datetime(1970, 1, 1)
@@ -311,14 +316,10 @@ def _decimal(value: Any, kind: Type, path: str) -> Decimal:
 
 
 def _date(value: Any, kind: Type, path: str) -> int:
-    parts = _TIME.fullmatch(value) if isinstance(value, str) else None
-    try:
-        if parts:
-            day = dt.date(int(parts[1]), int(parts[2]), int(parts[3]))
-            micros_of(value.replace(parts[8] or "\0", "") if parts[8] else value)  # the clock is one
-            return day.toordinal() - _FIRST_DAY.toordinal()
-    except ValueError:
-        pass
+    """Also of a moment: the day that it says."""
+    with suppress(ValueError):
+        if isinstance(value, str):
+            return _parse_moment(value)[0]
     raise _refused(value, kind, path, "a day such as 2026-01-31 (DATE)")
 
 
