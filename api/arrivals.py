@@ -22,7 +22,7 @@ from api.lookup import Lookups
 from api.prepared import Bag, Prepared
 from statehouse.config import Stream
 from statehouse.fold import Rule
-from statehouse.kafka import OP_HEADER, STORE_HEADER
+from statehouse.kafka import OP_HEADER, STORE_HEADER, usable_time
 from statehouse.transpile import duckdb_type, to_duckdb
 from statehouse.values import Column
 
@@ -70,7 +70,16 @@ def record(
     op, store = _decoded(named.get(OP_HEADER)), _decoded(named.get(STORE_HEADER))
     if op is None:
         op = REPORT if value is not None else "purge"
-    return topic, partition, offset, timestamp, _decoded(key), _decoded(value), op, None if op == REPORT else store
+    return (
+        topic,
+        partition,
+        offset,
+        usable_time(timestamp),
+        _decoded(key),
+        _decoded(value),
+        op,
+        None if op == REPORT else store,
+    )
 
 
 def _decoded(found: bytes | str | None) -> str | None:
@@ -129,7 +138,7 @@ SELECT {", ".join(names)}, _topic, _partition, _offset, coalesce(_time, _timesta
 FROM (SELECT *, CASE WHEN {is_report} THEN {GUARD.format(event_time)} END AS _time,
     CASE WHEN {is_set} THEN _object ->> '$.value' END AS _value, CASE WHEN {is_set} THEN _object ->> '$.agent' END AS _agent
   FROM {lookups.joined(f"(SELECT *, {values} FROM {shaped})")})
-WHERE CASE WHEN {is_report} THEN {_report(stream)} ELSE {control or "FALSE"} END
+WHERE coalesce(_time, _timestamp) IS NOT NULL AND CASE WHEN {is_report} THEN {_report(stream)} ELSE {control or "FALSE"} END
 {"ORDER BY _partition, _offset" if stream.lookups else ""}"""  # a join leaves them in any order
 
 

@@ -82,7 +82,10 @@ def _report_reason(stream: Stream) -> str:
         said = f"concat({literal(f'{lookup.name}: found ')}, {rows}, ' rows with the key ', {by}, ', expected one')"
         branches.append((f"{rows} > 1", said))
     branches.append(
-        ("_time IS NULL AND _timestamp IS NULL", "'found no time, expected one: a row of a file has no other'")
+        (
+            "_time IS NULL AND _timestamp IS NULL",
+            "'found no time, expected one: with the record there is none in the years 1583 to 9999'",
+        )
     )
     return _case(branches)
 
@@ -99,6 +102,7 @@ def _control_reason(rules: Iterable[Rule], tasks: Sequence[str] | None) -> str:
             f"_op NOT IN ({', '.join(map(literal, operations))})",
             f"concat({literal(OP_HEADER)}, ': found ', _op, {literal(f', expected {expected_operations}')})",
         ),
+        ("_timestamp IS NULL", "'found no time in the years 1583 to 9999 with the record, expected one'"),
         (
             "_key IS NULL AND (_op IN ('set', 'purge') OR _store IS NOT NULL)",
             "concat('a ', _op, ' without a key in UTF-8')",
