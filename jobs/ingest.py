@@ -34,11 +34,12 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs import databricks, metrics, records
+from jobs import databricks, metrics
 from jobs.feed import new
 from jobs.lake import create_stream, next_offsets
 from jobs.lookup import Lookups
 from jobs.parse import accepted, parse, refused
+from jobs.records import read_records, unreadable
 from jobs.rules import rule_of
 from statehouse import kafka
 from statehouse.config import ISOLATION, Config, Stream
@@ -245,7 +246,16 @@ class Ingest:
                 self.stopping.wait(1)
                 continue
             before = dict(self.offsets)
-            self._watch(query, once)
+            try:
+                self._watch(query, once)
+            except TopicRecreated:
+                with self.busy:  # what is in hand is committed or refused
+                    pass
+                query.stop()
+                if self.offsets:
+                    raise
+                self._restore()  # nothing was ingested yet: the new one is as good
+                continue
             if self.stopping.is_set():
                 return self.stop(query)
             failure = query.exception()
@@ -257,7 +267,7 @@ class Ingest:
             log.warning(f"{self.stream.name}: {first_line(failure)}; going on from the changelog's offsets")
             self.stopping.wait(min(2**failures, 30))
             self._restore()  # the batch that failed may have been committed
-            if records.unreadable(failure):
+            if unreadable(failure):
                 self._read_past()
         return None
 
@@ -265,7 +275,7 @@ class Ingest:
         """Ingest what comes next without Spark's source."""
         try:
             self.topic_id = self.topic_id or self.check_topic().id
-            found = records.read(self.spark, self.config.kafka, self.stream.topic, self.offsets, UNREADABLE)
+            found = read_records(self.spark, self.config.kafka, self.stream.topic, self.offsets, UNREADABLE)
             self.batch(*found)
         except KafkaUnavailable as error:
             log.warning(f"{self.stream.name}: {error}; trying again")
@@ -282,6 +292,3 @@ class Ingest:
                 self._check_id()
             except KafkaUnavailable:
                 pass  # the query waits for it
-            except TopicRecreated:
-                self.stop(query)
-                raise

@@ -29,7 +29,7 @@ def unreadable(error: BaseException) -> bool:
     return "long overflow" in str(error)
 
 
-def read(
+def read_records(
     spark: SparkSession, properties: Mapping[str, Any], topic: str, offsets: Mapping[int, int], most: int
 ) -> tuple[DataFrame, dict[int, int]]:
     """Some records from each partition's offset on (which defaults to its beginning), ``most`` or all that there are; and where they
