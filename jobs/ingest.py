@@ -28,6 +28,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -288,7 +289,5 @@ class Ingest:
             if time.monotonic() < due:
                 continue
             due = time.monotonic() + TOPIC_SECONDS
-            try:
+            with suppress(KafkaUnavailable):  # the query waits for it
                 self._check_id()
-            except KafkaUnavailable:
-                pass  # the query waits for it
