@@ -468,7 +468,8 @@ def _override(data: Any, environ: Mapping[str, str]) -> None:
         if not isinstance(at, dict):
             continue
         known = {_flat(n): n for n in (Config.model_fields if at is data else at)}
-        name = known.get(leaf, leaf.replace("_", ".") if parents == ["kafka"] else leaf)  # as Kafka's properties are named
+        another = leaf.replace("_", ".") if parents == ["kafka"] else leaf  # as Kafka's properties are named
+        name = known.get(leaf, another)
         if (at is data and leaf not in known) or isinstance(at.get(name), (dict, list)):
             continue  # other variables with this prefix are not ours; only scalars can be overridden
         is_path = (*parents, name) in (("root",), ("api", "tokens")) and not remote(value)
