@@ -250,6 +250,8 @@ class Live:
 
     def recreated(self) -> str | None:
         """That the topic is not the one that the changelog is of, as of a moment ago; None where it is, or cannot be known."""
+        if self._id is None:
+            return None
         try:
             return recreated(self._stream.topic, self._id, self._lookout.find(SAME_SECONDS))
         except KafkaUnavailable:
@@ -497,7 +499,7 @@ class Live:
         """Find out where the partitions end. ``cached`` is what the last fetch has said, which costs nothing: it counts transactions that
         are open, but for a partition whose end is reached."""
         for partition in partitions:
-            if partition in self._ended and self._ended[partition] == self._next.get(partition):
+            if cached and partition in self._ended and self._ended[partition] == self._next.get(partition):
                 self._highest[partition] = self._ended[partition]
                 continue
             place = TopicPartition(self._stream.topic, partition)
