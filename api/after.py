@@ -36,7 +36,9 @@ class After:
         self._seconds, self._until = seconds, time.monotonic() + seconds
 
     def wait(self) -> None:
-        """Until the store's state has the write."""
+        """Until the store's state has the write. A token names a topic, and not which of that name."""
+        if trouble := self._replica.recreated(self._store):
+            raise Problem(409, "topic-recreated", trouble)
         if self._now():
             return
         places = current_app.extensions["statehouse"].waits

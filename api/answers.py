@@ -162,11 +162,11 @@ def status(place: Place) -> Schema:
         "freshness": {"type": "string", "enum": ["live", "changelog", "state"]},
         "live": record(
             {
-                "state": {"type": "string", "enum": ["following", "aside", "away", "off"]},
+                "state": {"type": "string", "enum": ["following", "aside", "away", "recreated", "off"]},
                 "offsets": OFFSETS,
                 "pending": {**COUNT, "description": "events that are shown and not in the changelog yet"},
-                "behind": {**COUNT, "description": "events that are in the topic and not shown"},
-                "lag_ms": {"type": "integer", "minimum": 0},
+                "behind": {**nullable(COUNT), "description": "offsets of the topic that are not shown"},
+                "lag_ms": {"type": ["integer", "null"], "minimum": 0},
             }
         ),
         "error": text,

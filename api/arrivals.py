@@ -21,6 +21,7 @@ from api.prepared import Bag, Prepared
 from statehouse.config import Store, Stream
 from statehouse.fold import Rule
 from statehouse.headers import OP_HEADER, REPORT, STORE_HEADER
+from statehouse.kafka import usable_time
 from statehouse.records import SAID, decoder_for
 from statehouse.transpile import to_duckdb
 
@@ -74,7 +75,16 @@ def record(
         key = key.decode() if isinstance(key, bytes) else key
     except UnicodeDecodeError:
         key = None
-    return topic, partition, offset, timestamp, key, value, by_name.get(OP_HEADER), by_name.get(STORE_HEADER)
+    return (
+        topic,
+        partition,
+        offset,
+        usable_time(timestamp),
+        key,
+        value,
+        by_name.get(OP_HEADER),
+        by_name.get(STORE_HEADER),
+    )
 
 
 class Parser:
@@ -118,7 +128,7 @@ def _query(stream: Stream, events: str, lookups: Lookups) -> str:
 SELECT {", ".join(names)}, _topic, _partition, _offset, coalesce(_time, _timestamp) AS _event_time, _log_time,
   _op, _key, _store, _agent, _value, {payload} AS _payload
 FROM (SELECT *, CASE WHEN _op = '{REPORT}' THEN {GUARD.format(event_time)} END AS _time FROM {lookups.joined(events)})
-WHERE {_timed(stream)}
+WHERE coalesce(_time, _timestamp) IS NOT NULL AND {_timed(stream)}
 {"ORDER BY _partition, _offset" if stream.lookups else ""}"""  # a join leaves them in any order
 
 

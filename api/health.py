@@ -26,7 +26,8 @@ def healthz() -> Response:
 def readyz() -> Response:
     """Whether every store is loaded, and no further behind than ``api: max_lag``; else 503 and those that are not.
 
-    A store that has never been merged has nothing to load. Of a lag that is not known, more cannot be promised.
+    A store that has never been merged has nothing to load. Of a lag that is not known, more cannot be promised; nor of one whose
+    topic was deleted and made again.
     """
     replica = the_replica()
     most = replica.config.api.max_lag
@@ -34,8 +35,7 @@ def readyz() -> Response:
     for name in replica.config.stores:
         status = replica.status(name)
         lag = status["lag_ms"]
-        unloaded = status["version"] is None and status["error"] is not None
-        if unloaded or (most is not None and (lag is None or lag > most)):
+        if replica.unread(name) or (most is not None and (lag is None or lag > most)):
             waiting.append({"name": name, "lag_ms": lag, "error": status["error"]})
     if waiting:
         expected = "loaded" if most is None else f"loaded and at most {most} ms behind"

@@ -5,6 +5,12 @@ here (:mod:`api.arrivals`), folded by the same rule on top of the changelog's st
 (:meth:`api.tail.Tail.settle`), and forgotten when the changelog covers its offset. So nothing is counted twice, what this parser sees otherwise than Spark's is put right with the next
 batch, and without Kafka a replica is as fresh as the changelog.
 
+Only records are events. What was aborted, compacted away, or marks a transaction has an offset and is no record: how far the topic is
+read, Kafka's client says at its end (``_PARTITION_EOF``).
+
+Offsets are of one topic. Of a topic that was deleted and made again nothing is shown: its id is asked for after records were read, and
+before they are shown, unless that was done a moment ago.
+
 Where events come faster than they can be shown, or too many are pending, it steps aside: what is shown stays until the changelog has
 overtaken it, and it goes on from there when there is little left to read.
 """
@@ -25,7 +31,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import sqlglot
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
 
 from api.ahead import PLACE, keyed
 from api.arrivals import Parser, records
@@ -33,10 +39,12 @@ from api.overlay import NUMBER, Key, Rows
 from api.prepared import cursor
 from api.snapshot import Snapshot
 from api.tail import Made, Tail
+from api.topic import Lookout
 from api.way import WAY
 from statehouse.config import Config, Stream
+from statehouse.errors import KafkaUnavailable, TopicRecreated
 from statehouse.fold import Rule
-from statehouse.kafka import librdkafka
+from statehouse.kafka import Topic, librdkafka, recreated
 from statehouse.tables import changelog_columns
 
 IDLE = 0.2  # seconds to wait for a first event
@@ -47,7 +55,10 @@ BEHIND = 100_000  # events that are in the topic and not read yet, from which on
 PARTITIONS_SECONDS, ASIDE_SECONDS, AGAIN_SECONDS = 5.0, 1.0, 1.0
 UNASKED, UNASKED_SECONDS = 2000, 0.2  # keys that are folded before anybody asks: how many at once, and how often
 READ_SECONDS = 10.0  # that goes on for so long after somebody had to wait
-FOLLOWING, ASIDE, AWAY, OFF = "following", "aside", "away", "off"
+# How long ago the topic's id was asked for, at most, where its records are shown. To delete a topic, to make it again, to fill it and
+# for Kafka's client to go on there takes longer.
+SAME_SECONDS = 0.1
+FOLLOWING, ASIDE, AWAY, RECREATED, OFF = "following", "aside", "away", "recreated", "off"
 Offsets = Mapping[int, int]
 log = logging.getLogger("statehouse.api")
 
@@ -139,8 +150,12 @@ class Live:
         self._next: dict[int, int] = {}  # up to what is read of the topic
         self._covered: Offsets | None = None  # what the changelog has of it
         self._highest: dict[int, int] = {}  # what the topic has
+        self._ended: dict[int, int] = {}  # where its end was when it was reached last
+        self._lookout = Lookout(config.kafka, stream.topic)
+        self._id: str | None = None  # of the topic that the changelog and what is pending are of
         self._seen = 0.0  # when the newest event that is shown came to Kafka
         self._error = ""
+        self.error: str | None = None  # why nothing of what is in the topic is shown
         self._stop = threading.Event()
         self._asked: queue.SimpleQueue[Asked] = queue.SimpleQueue()
         self._folder: threading.Thread | None = None
@@ -153,9 +168,13 @@ class Live:
         """End the thread; what is shown stays."""
         self._stop.set()
 
-    def cover(self, offsets: Offsets | None) -> None:
-        """What the changelog's newest version has of the topic; None: it is not known. The stores are there."""
+    def cover(self, offsets: Offsets | None, id: str | None = None) -> None:
+        """What the changelog's newest version has of the topic, and the topic's id; None: it is not known. The stores are there."""
         with self.lock:
+            if id not in (None, self._id):
+                if self._id is not None:  # what is pending is of another one
+                    self._forget()
+                self._id = id
             if offsets != self._covered:
                 self._covered = offsets
                 self._trim()
@@ -199,7 +218,8 @@ class Live:
                 new = self._parse(found)
             places = zip(found["_partition"].to_pylist(), found["_offset"].to_pylist(), strict=True)
             self._next.update({partition: offset + 1 for partition, offset in places})
-            self._seen = found["_timestamp"][-1].value / 1000
+            if (newest := found["_timestamp"][-1].value) is not None:
+                self._seen = newest / 1000
             before = Rows() if self._pending is None else self._pending
             self._pending = before.added({name: new[name].combine_chunks() for name in self._columns})
             new = new.append_column(NUMBER, pa.array(np.arange(before.end, self._pending.end)))
@@ -208,6 +228,19 @@ class Live:
                     self._lay(store.snapshot, store.tail, store.covered, new)
         self._wake()
 
+    def reached(self, ends: Offsets) -> None:
+        """Up to some partitions' ends all is read; what was there besides events is none."""
+        with self.lock:
+            self._ended.update(ends)
+            further = {partition: end for partition, end in ends.items() if end > self._next.get(partition, 0)}
+            if further:
+                self._next.update(further)
+                with self.turn, WAY:
+                    for store in self._stores:
+                        self._lay(store.snapshot, store.tail, store.covered, None)
+        if further:
+            self._wake()
+
     def skip(self) -> None:
         """Go on from where the changelog is, if that is further."""
         with self.lock:
@@ -215,16 +248,26 @@ class Live:
                 if offset > self._next.get(partition, 0):
                     self._next[partition] = self._since[partition] = offset
 
+    def recreated(self) -> str | None:
+        """That the topic is not the one that the changelog is of, as of a moment ago; None where it is, or cannot be known."""
+        if self._id is None:
+            return None
+        try:
+            return recreated(self._stream.topic, self._id, self._lookout.find(SAME_SECONDS))
+        except KafkaUnavailable:
+            return self.error
+
     def status(self) -> dict[str, Any]:
-        """What ``GET /stores/{store}`` says of it; ``behind`` and ``pending`` are events."""
+        """What ``GET /stores/{store}`` says of it; ``pending`` are events, ``behind`` offsets. None: what there is is of another topic."""
         behind = sum(max(0, high - self._next.get(p, 0)) for p, high in self._highest.items())
+        lag_ms = max(0, round((time.time() - self._seen) * 1000)) if behind else 0
         pending = self._pending
         return {
             "state": self.state,
             "offsets": {str(p): o for p, o in sorted(self._next.items())},
             "pending": 0 if pending is None else len(pending),
-            "behind": behind,
-            "lag_ms": max(0, round((time.time() - self._seen) * 1000)) if behind else 0,
+            "behind": None if self.error else behind,
+            "lag_ms": None if self.error else lag_ms,
         }
 
     def _parse(self, found: pa.Table) -> pa.Table:
@@ -241,6 +284,14 @@ class Live:
         """The stores' rules, and the types of the states that are folded on; of the others none."""
         stores = ((store.snapshot, store.tail) for store in self._stores)
         return [(found.rule, found.types if tail else {}) for found, tail in stores if found.rule]
+
+    def _forget(self) -> None:
+        """Show nothing but the changelog."""
+        self._pending = None
+        self._since, self._next, self._highest, self._ended = {}, {}, {}, {}
+        with self.turn, WAY:
+            for store in self._stores:
+                store.snapshot.clear()
 
     def _trim(self) -> None:
         """Forget what every store has by the changelog."""
@@ -351,6 +402,10 @@ class Live:
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
+                if self._covered is None:  # nothing to show it on top of
+                    self._stop.wait(IDLE)
+                    continue
+                self._check(AGAIN_SECONDS)
                 consumer = self._consumer()
                 try:
                     self._follow(consumer)
@@ -360,17 +415,21 @@ class Live:
                 log.info("stream %s is not followed ahead of its changelog: %s", self._stream.name, error)
                 self.state = OFF
                 return
+            except TopicRecreated as error:
+                self._rest(RECREATED, str(error))
             except BaseException as error:
                 _raise(error)
-                if self.state != AWAY:
-                    log.warning("stream %s: %s; trying again", self._stream.name, error)
-                self.state = AWAY
-                self._stop.wait(AGAIN_SECONDS)
+                self._rest(AWAY, f"{error}; trying again")
+
+    def _rest(self, state: str, reason: str) -> None:
+        if self.state != state:
+            log.warning("stream %s: %s", self._stream.name, reason)
+        self.state = state
+        self._stop.wait(AGAIN_SECONDS)
 
     def _consumer(self) -> Consumer:
         return Consumer(
             {
-                "isolation.level": "read_uncommitted",  # as Spark reads it
                 "fetch.wait.max.ms": 100,
                 "queued.max.messages.kbytes": 16_384,
                 "reconnect.backoff.max.ms": 1000,
@@ -378,44 +437,54 @@ class Live:
                 "group.id": "statehouse-live",  # wanted by the client, and not used: nothing is committed
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
+                "enable.partition.eof": True,
                 "auto.offset.reset": "earliest",
             }
         )
 
+    def _check(self, age: float) -> Topic | None:
+        """The topic, as it was at most ``age`` seconds ago; None where there is none. Raises KafkaUnavailable, and TopicRecreated where it
+        is not the one that the changelog, or what is pending, is of: then nothing is shown of either."""
+        found = self._lookout.find(age)
+        with self.lock:
+            if self._id is None and found:
+                self._id = found.id
+            self.error = recreated(self._stream.topic, self._id, found)
+            if self.error is None:
+                return found
+            self._forget()
+            if not self._covered:  # nothing is in the changelog: the new one is as good
+                self._id = None
+        self._wake()
+        raise TopicRecreated(self.error)
+
     def _follow(self, consumer: Consumer) -> None:
         assigned: set[int] = set()
-        due, pace = 0.0, Pace()
-        while not self._stop.is_set():
-            if self._covered is None:  # nothing to show it on top of
-                self._stop.wait(IDLE)
-                continue
-            if time.monotonic() >= due:
-                found = self._partitions(consumer)
-                due = time.monotonic() + PARTITIONS_SECONDS
-                if found != assigned:
-                    self._assign(consumer, found)
-                    assigned = found
+        pace = Pace()
+        while not self._stop.is_set() and self._covered is not None:
+            topic = self._check(PARTITIONS_SECONDS)
+            self.state = FOLLOWING
+            found = set(topic.partitions) if topic else set()
+            if found != assigned:
+                self._assign(consumer, found)
+                assigned = found
             first = consumer.poll(IDLE)
             # One without a payload is false to Python.
             messages = [] if first is None else [first, *consumer.consume(AT_ONCE - 1, pace.wait())]
-            if good := _without_errors(messages):
+            if good := [message for message in messages if message.error() is None]:
+                self._check(SAME_SECONDS)
                 with pace.round(), WAY:  # once in a round: whenever it is left, the loop takes the interpreter
                     self.arrived(records(good))
+            if ends := _ends(messages):
+                self.reached(ends)
             self._measure(consumer, assigned, cached=True)
+            if self._too_many(1.0):
+                self._measure(consumer, assigned, cached=False)  # what is in an open transaction cannot be read yet
             if self._too_many(1.0):
                 self._step_aside(consumer, assigned)
                 self._assign(consumer, assigned)
             elif self._overtaken():
                 self._assign(consumer, assigned)
-
-    def _partitions(self, consumer: Consumer) -> set[int]:
-        try:
-            topic = consumer.list_topics(self._stream.topic, timeout=1.0).topics[self._stream.topic]
-        except KafkaException:
-            self.state = AWAY
-            raise
-        self.state = FOLLOWING
-        return set() if topic.error else set(topic.partitions)
 
     def _assign(self, consumer: Consumer, partitions: set[int]) -> None:
         """Read on from what is read or covered; a partition of which nothing is, from its beginning."""
@@ -427,7 +496,12 @@ class Live:
         return any(offset > self._next.get(p, 0) for p, offset in (self._covered or {}).items())
 
     def _measure(self, consumer: Consumer, partitions: set[int], cached: bool) -> None:
+        """Find out where the partitions end. ``cached`` is what the last fetch has said, which costs nothing: it counts transactions that
+        are open, but for a partition whose end is reached."""
         for partition in partitions:
+            if cached and partition in self._ended and self._ended[partition] == self._next.get(partition):
+                self._highest[partition] = self._ended[partition]
+                continue
             place = TopicPartition(self._stream.topic, partition)
             found = consumer.get_watermark_offsets(place, timeout=1.0, cached=cached)
             if found and found[1] >= 0:
@@ -447,8 +521,8 @@ class Live:
         log.info("stream %s: more events than can be shown ahead of the changelog", self._stream.name)
         consumer.unassign()
         while not self._stop.wait(ASIDE_SECONDS) and self._too_many(0.5):
+            self._check(PARTITIONS_SECONDS)
             self._measure(consumer, partitions, cached=False)
-        self.state = FOLLOWING
 
 
 def after(rows: pa.Table, offsets: Offsets) -> pa.Table:
@@ -463,8 +537,14 @@ def after(rows: pa.Table, offsets: Offsets) -> pa.Table:
     return rows if kept.all() else rows.filter(pa.array(kept))
 
 
-def _without_errors(messages: Sequence[Message]) -> list[Message]:
-    return [message for message in messages if message.error() is None]
+def _ends(messages: Sequence[Message]) -> dict[int, int]:
+    """Where the ends of partitions are that the client has come to."""
+    ends: dict[int, int] = {}
+    for message in messages:
+        error, partition, offset = message.error(), message.partition(), message.offset()
+        if error and error.code() == KafkaError._PARTITION_EOF and partition is not None and offset is not None:
+            ends[partition] = offset
+    return ends
 
 
 def _raise(error: BaseException) -> None:

@@ -30,6 +30,7 @@ TITLES = {
     "not-waiting": "The task does not wait any more",
     "changes-gone": "The changes since then are gone",
     "not-yet": "The write is not visible yet",
+    "topic-recreated": "The topic is another one of the same name",
     "bad-header": "A header is wrong",
     "bad-body": "The request's body is wrong",
     "bad-value": "The store does not take this value",

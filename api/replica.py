@@ -92,6 +92,7 @@ class Replica:
         self._heads: dict[str, int | None] = {}
         self._feeds: dict[tuple[str, int, int], pa.Table] = {}  # of one refresh
         self._offsets: dict[str, deque[tuple[int, dict[int, int]]]] = {s: deque(maxlen=1000) for s in config.streams}
+        self._topics: dict[str, str | None] = {}  # by stream, the id of the topic that its changelog is of
         self._lives = {
             s.name: Live(
                 self._db, config, s, [f for f in self._stores.values() if f.store.stream == s.name], self._wake
@@ -155,6 +156,10 @@ class Replica:
         reached = [o for v, o in list(self._offsets[followed.store.stream]) if position is not None and v <= position]
         return bool(reached) and reached[-1].get(partition, 0) > offset
 
+    def recreated(self, store: str) -> str | None:
+        """That the store's topic is not the one that its state is of, and what to do; None where it is, or cannot be known."""
+        return self._lives[self._stores[store].store.stream].recreated()
+
     def wait(self, seen: Callable[[], bool], seconds: float) -> bool:
         """Wait until something of the stores' is so; False where that took longer."""
         with self._refreshed:
@@ -196,7 +201,8 @@ class Replica:
         """What ``GET /stores/{store}`` says: ``position`` is the changelog's version that answers reflect, ``version`` the
         state table's that they go on from, ``freshness`` what they follow."""
         followed = self._stores[store]
-        snapshot, live = followed.snapshot, self._lives[followed.store.stream].status()
+        snapshot, topic = followed.snapshot, self._lives[followed.store.stream]
+        live = topic.status()
         freshness = "changelog" if followed.tail else "state"
         if followed.tail and live["state"] == FOLLOWING:
             freshness = "live"
@@ -209,10 +215,10 @@ class Replica:
             "position": snapshot.position,
             "version": snapshot.version,
             "head": self._heads.get(followed.store.stream),
-            "lag_ms": _lag(followed),
+            "lag_ms": None if topic.error else _lag(followed),
             "freshness": freshness,
             "live": live,
-            "error": followed.error,
+            "error": followed.error or topic.error,
         }
 
     def refresh(self) -> None:
@@ -242,7 +248,7 @@ class Replica:
                     log.warning("store %s: %s", followed.store.name, trouble)
                 followed.error = trouble
             for stream, live in self._lives.items():  # after its stores are there
-                live.cover(self._covered(stream, self._heads.get(stream)))
+                live.cover(self._covered(stream, self._heads.get(stream)), self._topics.get(stream))
         self._wake()
 
     def _wake(self) -> None:
@@ -263,6 +269,7 @@ class Replica:
                 break
         if found.get("topic", self.config.streams[stream].topic) == self.config.streams[stream].topic:
             self._offsets[stream].append((newest.version(), found["offsets"]))
+            self._topics[stream] = found.get("id")
         self._heads[stream] = newest.version()
 
     def _covered(self, stream: str, position: int | None) -> Offsets | None:

@@ -5,11 +5,17 @@ A batch is committed in three steps; what a crash after each leaves behind:
 1. Parse the batch once, kept in memory, and count it. *Nothing is written.*
 2. Append what is refused to the quarantine. *The batch comes again; its rows are known by their coordinates,
    which the quarantine's own rows tell at the next start, and are not appended again.*
-3. Append what is accepted to the changelog, with the next offset of every partition in the very same
-   commit (``userMetadata``). *The batch is done: the next start goes on from those offsets.*
+3. Append what is accepted to the changelog, with the topic's id and the next offset of every partition in the very
+   same commit (``userMetadata``). *The batch is done: the next start goes on from those offsets.*
 
 So the position is in the table and nowhere else. Spark wants a checkpoint folder; each start gets a new,
 empty one, which makes "the checkpoint was lost" the way that every start goes.
+
+The next offset is where the batch ends, and not behind its last record: a transaction's marker has an offset and is no
+record, nor is what was aborted or compacted away. A batch of nothing else moves the position by a commit without rows.
+
+Offsets are of one topic. Before a batch is committed, and after its records were read, the brokers are asked for the topic's
+id: a topic that was deleted and made again has another one, whatever its offsets are.
 """
 
 from __future__ import annotations
@@ -19,7 +25,10 @@ import logging
 import shutil
 import tempfile
 import threading
+import time
 import uuid
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +41,26 @@ from jobs.lake import create_stream, next_offsets
 from jobs.lookup import Lookups
 from jobs.parse import accepted, parse, refused
 from jobs.rules import rule_of
+from jobs.unreadable import read_records, unreadable
 from statehouse import kafka
-from statehouse.config import Config, Stream
-from statehouse.errors import DefinitionChanged, LakeBusy, StatehouseError, TopicRecreated, first_line
+from statehouse.config import ISOLATION, Config, Stream
+from statehouse.errors import (
+    DefinitionChanged,
+    KafkaUnavailable,
+    LakeBusy,
+    StatehouseError,
+    TopicRecreated,
+    first_line,
+)
 from statehouse.records import decoder_for
 from statehouse.tables import LOADED, metadata, opened, table
 
 log = logging.getLogger("statehouse")
 COMMITS = "ingest"  # the application id of the changelog's txn action: a number that each commit raises
 BATCH = 1_000_000  # events a micro-batch at the most: bounds its memory when there is much to catch up on
+USABLE_TIME = f"CASE WHEN timestamp BETWEEN '{kafka.FIRST_TIME}' AND '{kafka.LAST_TIME}' THEN timestamp END"
+UNREADABLE = 100_000  # records at a time that are read without Spark's source
+TOPIC_SECONDS = 5.0  # how often it is looked whether the topic is still the same: without a batch nothing else tells
 
 
 class Ingest:
@@ -72,6 +92,7 @@ class Ingest:
                 "the position is that topic's. Give the stream a new name"
             )
         self.offsets = {int(p): o for p, o in kept["offsets"].items()}
+        self.topic_id: str | None = kept.get("id")
         self.quarantined_to = next_offsets(self.spark, self.quarantine, f"> {LOADED}")
         log = opened(self.changelog)
         self.commit = (log.transaction_version(COMMITS) or 0) if log else 0
@@ -80,9 +101,12 @@ class Ingest:
         """Spark's ``startingOffsets``: the position, and the earliest of a partition that is new."""
         return json.dumps({self.stream.topic: {str(p): self.offsets.get(p, -2) for p in partitions}})
 
-    def check_topic(self) -> None:
-        """Say what Kafka no longer has; refuse a topic that was made anew, whose coordinates would lie."""
-        for partition, (low, high) in kafka.end_offsets(self.config.kafka, self.stream.topic, timeout=10).items():
+    def check_topic(self) -> kafka.Topic:
+        """The topic; says what Kafka no longer has, refuses a topic that was made anew, whose coordinates would lie."""
+        topic = self._check_id() or kafka.Topic(None, [])
+        # A position may be amid a transaction: of a lake from when those that are open were read, too.
+        every = {**self.config.kafka, ISOLATION: "read_uncommitted"}
+        for partition, (low, high) in kafka.end_offsets(every, self.stream.topic, timeout=10).items():
             position = self.offsets.get(partition, 0)
             if position > high:
                 raise TopicRecreated(
@@ -94,23 +118,38 @@ class Ingest:
                 log.warning(
                     f"{self.stream.name}: Kafka has deleted up to {lost} events of partition {partition} before they were read"
                 )
+        return topic
 
-    def batch(self, records: DataFrame, _batch_id: int = 0) -> None:
-        """Commit one batch: the three steps above. Called by Spark's ``foreachBatch``, and by tests."""
+    def _check_id(self) -> kafka.Topic | None:
+        """The topic, None where there is none; raises where it is not the one that the position is of."""
+        topic = kafka.find_topic(self.config.kafka, self.stream.topic)
+        if trouble := kafka.recreated(self.stream.topic, self.topic_id, topic):
+            raise TopicRecreated(f"stream {self.stream.name}: {trouble}")
+        return topic
+
+    def batch(self, records: DataFrame, ends: Mapping[int, int] | None = None) -> None:
+        """Commit one batch: the three steps above. Called by Spark's ``foreachBatch``, and by tests. ``ends`` is where the batch
+        ends in each partition; None: behind its last records."""
         with self.busy:
             if self.stopping.is_set():
                 return
             records.sparkSession.conf.set("spark.sql.shuffle.partitions", "2")
             records.sparkSession.conf.set("spark.sql.adaptive.enabled", "false")  # nothing to adapt to, a job more
-            parsed = parse(records.where(new(self.offsets)), self.stream, self.decoder, self.lookups).persist()
+            found = records.where(new(self.offsets)).withColumn("timestamp", F.expr(USABLE_TIME))
+            parsed = parse(found, self.stream, self.decoder, self.lookups).persist()
             try:
                 counts = parsed.groupBy("_partition").agg(F.count("*"), F.count("_reason"), F.max("_offset")).collect()
-                if not counts:
+                reached = {row[0]: row[3] + 1 for row in counts} if ends is None else ends
+                # Never back: an open transaction may begin before a position from when such were read, too.
+                further = {p: o for p, o in reached.items() if o > self.offsets.get(p, 0)}
+                if self.topic_id:  # the records are read: they are this topic's if it is still there
+                    self._check_id()
+                if not further:
                     return
-                bad = sum(row[2] for row in counts)
+                count, bad = (sum(row[n] for row in counts) for n in (1, 2))
                 if bad:
                     self._append_refused(parsed)
-                self._append_accepted(parsed, counts, bad)
+                self._append_accepted(parsed, {**self.offsets, **further}, count - bad, bad)
             finally:
                 parsed.unpersist()
 
@@ -118,12 +157,12 @@ class Ingest:
         rows = refused(parsed).where(new(self.quarantined_to))
         rows.coalesce(1).write.format("delta").mode("append").save(self.quarantine)
 
-    def _append_accepted(self, parsed: DataFrame, counts: list[Any], bad: int) -> None:
-        offsets = {**self.offsets, **{row[0]: row[3] + 1 for row in counts}}
-        kept = {"topic": self.stream.topic, "offsets": {str(p): o for p, o in sorted(offsets.items())}}
-        rows, good = accepted(parsed, self.stream), sum(row[1] for row in counts) - bad
+    def _append_accepted(self, parsed: DataFrame, offsets: dict[int, int], good: int, bad: int) -> None:
+        rows = accepted(parsed, self.stream)
+        named = {"topic": self.stream.topic, **({"id": self.topic_id} if self.topic_id else {})}
+        kept = {**named, "offsets": {str(p): o for p, o in sorted(offsets.items())}}
         done = {"userMetadata": json.dumps(kept)}
-        # A txn makes a commit of a batch with nothing but refused events, and a conflict of a second writer where no lock
+        # A txn makes a commit of a batch without accepted events, and a conflict of a second writer where no lock
         # keeps that one out. It costs as much as all the rest of a small batch: Delta lists the whole table for it.
         if not good or databricks.unlocked(self.changelog):
             self.commit += 1
@@ -144,18 +183,23 @@ class Ingest:
 
     def start(self, once: bool = False) -> Any:
         """Start the streaming query from the position; ``once``: what is there now, then it ends."""
-        partitions = kafka.partitions(self.config.kafka, self.stream.topic)
-        self.check_topic()
+        topic = self.check_topic()
+        self.topic_id = self.topic_id or topic.id  # of a lake from before there were any, or without a commit
         folder = Path(self.config.root, "_checkpoints", self.stream.name)
         if databricks.unlocked(self.config.root):  # nothing is read back from there: it would be requests, and litter
             folder = Path(tempfile.mkdtemp(prefix="statehouse-"))
         shutil.rmtree(folder, ignore_errors=True)
+        checkpoint = folder / str(uuid.uuid4())
+
+        def commit(records: DataFrame, batch: int) -> None:
+            self.batch(records, self._ends(checkpoint, batch))
+
         reader = (
             self.spark.readStream.format("kafka")
             .options(**{f"kafka.{k}": v for k, v in databricks.client(self.config.kafka).items()})
             .option("subscribe", self.stream.topic)
             .option("includeHeaders", True)
-            .option("startingOffsets", self.starting_offsets(partitions))
+            .option("startingOffsets", self.starting_offsets(topic.partitions))
             .option("maxOffsetsPerTrigger", BATCH)
             .option("failOnDataLoss", False)  # what Kafka has deleted is said in check_topic; the rest goes on
         )
@@ -166,10 +210,15 @@ class Ingest:
         writer = (
             reader.load()
             .writeStream.queryName(f"ingest {self.stream.name}")
-            .foreachBatch(self.batch)
-            .option("checkpointLocation", (folder / str(uuid.uuid4())).as_uri())
+            .foreachBatch(commit)
+            .option("checkpointLocation", checkpoint.as_uri())
         )
         return (writer.trigger(availableNow=True) if once else writer).start()
+
+    def _ends(self, checkpoint: Path, batch: int) -> dict[int, int]:
+        """Where a batch ends in each partition: Spark notes it before the batch begins, in the last line of a file."""
+        noted = json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[-1])
+        return {int(partition): offset for partition, offset in noted[self.stream.topic].items()}
 
     def stop(self, query: Any) -> None:
         """Let the batch in hand finish, then stop the query; a batch that begins meanwhile does nothing."""
@@ -200,8 +249,16 @@ class Ingest:
                 self.stopping.wait(1)
                 continue
             before = dict(self.offsets)
-            while query.isActive and not self.stopping.is_set():
-                query.awaitTermination(1) if once else self.stopping.wait(0.2)
+            try:
+                self._watch(query, once)
+            except TopicRecreated:
+                with self.busy:  # what is in hand is committed or refused
+                    pass
+                query.stop()
+                if self.offsets:
+                    raise
+                self._restore()  # nothing was ingested yet: the new one is as good
+                continue
             if self.stopping.is_set():
                 return self.stop(query)
             failure = query.exception()
@@ -213,4 +270,26 @@ class Ingest:
             log.warning(f"{self.stream.name}: {first_line(failure)}; going on from the changelog's offsets")
             self.stopping.wait(min(2**failures, 30))
             self._restore()  # the batch that failed may have been committed
+            if unreadable(failure):
+                self._read_past()
         return None
+
+    def _read_past(self) -> None:
+        """Ingest what comes next without Spark's source."""
+        try:
+            self.topic_id = self.topic_id or self.check_topic().id
+            found = read_records(self.spark, self.config.kafka, self.stream.topic, self.offsets, UNREADABLE)
+            self.batch(*found)
+        except KafkaUnavailable as error:
+            log.warning(f"{self.stream.name}: {error}; trying again")
+
+    def _watch(self, query: Any, once: bool) -> None:
+        """Until a query has ended, or is to be. Raises TopicRecreated, also where the query sees nothing new in the new topic."""
+        due = time.monotonic() + TOPIC_SECONDS
+        while query.isActive and not self.stopping.is_set():
+            query.awaitTermination(1) if once else self.stopping.wait(0.2)
+            if time.monotonic() < due:
+                continue
+            due = time.monotonic() + TOPIC_SECONDS
+            with suppress(KafkaUnavailable):  # the query waits for it
+                self._check_id()

@@ -23,6 +23,7 @@ from statehouse.tables import EVENT_COLUMNS
 # As in jobs.feed.new: a time that is no number in the code that Spark makes.
 NOW = "array(current_timestamp())[CASE WHEN _partition IS NULL THEN 1 ELSE 0 END]"
 LEAST, GREATEST = "TIMESTAMP '0001-01-01 00:00:00'", "TIMESTAMP '9999-12-31 23:59:59.999999'"
+UNTIMED = "'found no time in the years 1583 to 9999 with the record, expected one'"
 # What is handed to Python of a record, and back again as it was.
 RECORD = {
     "_topic": "STRING",
@@ -52,7 +53,10 @@ def _reason(stream: Stream) -> str:
         said = f"concat({literal(f'{lookup.name}: found ')}, {rows}, ' rows with the key ', {by}, ', expected one')"
         branches.append((f"{rows} > 1", said))
     branches.append(
-        ("_time IS NULL AND _timestamp IS NULL", "'found no time, expected one: a row of a file has no other'")
+        (
+            "_time IS NULL AND _timestamp IS NULL",
+            "'found no time, expected one: with the record there is none in the years 1583 to 9999'",
+        )
     )
     return "CASE " + " ".join(f"WHEN {test} THEN {reason}" for test, reason in branches) + " END"
 
@@ -106,7 +110,12 @@ def parse(records: DataFrame, stream: Stream, decoder: RecordDecoder, lookups: L
         .mapInArrow(_decoded(decoder, stream.keep_payload), schema)  # type: ignore[arg-type]
         .transform(lookups.join if lookups else lambda rows: rows)
         .withColumn("_time", F.expr(f"CASE WHEN {report} THEN CAST({stream.time or 'NULL'} AS TIMESTAMP) END"))
-        .withColumn("_reason", F.expr(f"coalesce(_reason, CASE WHEN _op = 'report' THEN {_reason(stream)} END)"))
+        .withColumn(
+            "_reason",
+            F.expr(
+                f"coalesce(_reason, CASE WHEN _op = 'report' THEN {_reason(stream)} WHEN _timestamp IS NULL THEN {UNTIMED} END)"
+            ),
+        )
         .withColumn("_event_time", F.expr("coalesce(_time, _timestamp)"))
         .withColumn("_log_time", F.expr(NOW))
         .withColumn("_payload", F.expr("_text" if stream.keep_payload else "CAST(NULL AS STRING)"))

@@ -263,6 +263,9 @@ def _status(arguments: argparse.Namespace) -> None:
         print(json.dumps(found, indent=2))
         return
     _table("stream", ("topic", "events", "quarantined", "version", "behind", "bytes"), streams)
+    for stream in streams:
+        if stream["error"]:
+            print(f"{stream['name']}: {stream['error']}")
     print()
     _table("store", ("reduce", "keys", "position", "head", "lag_ms", "unkeyed", "late", "version", "bytes"), stores)
     for of, rows in (("route", routes), ("published", told)):

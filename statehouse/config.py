@@ -58,6 +58,7 @@ from statehouse.values import (
 )
 
 DEFAULT_FILE = "statehouse.yaml"
+ISOLATION, ISOLATION_LEVELS = "isolation.level", ("read_committed", "read_uncommitted")
 
 
 class _Model(BaseModel):
@@ -377,7 +378,7 @@ class Config(_Model):
     """The whole file."""
 
     root: str = "./lake"
-    kafka: dict[str, Any] = Field(default_factory=lambda: {"bootstrap.servers": "127.0.0.1:9092"})
+    kafka: dict[str, Any] = Field(default={"bootstrap.servers": "127.0.0.1:9092"}, validate_default=True)
     streams: dict[Name, Stream] = Field(min_length=1)
     lookups: dict[Name, Lookup] = Field(default_factory=dict)
     stores: dict[Name, Store] = Field(default_factory=dict)
@@ -408,6 +409,15 @@ class Config(_Model):
     @model_validator(mode="after")
     def _joined(self) -> Config:
         return _attached(self)
+
+    @field_validator("kafka")
+    @classmethod
+    def _isolated(cls, properties: dict[str, Any]) -> dict[str, Any]:
+        # In the section itself, so that whatever reads a topic sees the same events.
+        found = properties.get(ISOLATION, ISOLATION_LEVELS[0])
+        if found not in ISOLATION_LEVELS:
+            raise ValueError(f"{ISOLATION}: found {found!r}, expected {' or '.join(ISOLATION_LEVELS)}")
+        return {**properties, ISOLATION: found}
 
     @field_validator("root")
     @classmethod
@@ -458,7 +468,8 @@ def _override(data: Any, environ: Mapping[str, str]) -> None:
         if not isinstance(at, dict):
             continue
         known = {_flat(n): n for n in (Config.model_fields if at is data else at)}
-        name = known.get(leaf, leaf)
+        another = leaf.replace("_", ".") if parents == ["kafka"] else leaf  # as Kafka's properties are named
+        name = known.get(leaf, another)
         if (at is data and leaf not in known) or isinstance(at.get(name), (dict, list)):
             continue  # other variables with this prefix are not ours; only scalars can be overridden
         is_path = (*parents, name) in (("root",), ("api", "tokens")) and not remote(value)

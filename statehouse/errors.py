@@ -27,7 +27,7 @@ class KafkaUnavailable(StatehouseError):
 
 
 class TopicRecreated(StatehouseError):
-    """A topic ends before what the changelog has of it: it was deleted and made again, so that its
+    """A topic is not the one that the changelog's position is of: it was deleted and made again, so that its
     coordinates name other events now. Give the stream a new name (or another topic)."""
 
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
 from statehouse.errors import KafkaUnavailable
+
+# A record's own time counts in these years. Before them Spark takes it for one of another calendar, after them it is no time in JSON.
+FIRST_TIME, LAST_TIME = "1583-01-01 00:00:00", "9999-12-31 23:59:59.999"
+FIRST_MS, LAST_MS = -12_212_553_600_000, 253_402_300_799_999
+NO_ID = "A" * 22  # in base64, of a topic whose brokers know no ids: they are older than Kafka 2.8
 
 
 def librdkafka(properties: dict[str, Any]) -> dict[str, Any]:
@@ -32,13 +37,53 @@ def java(properties: dict[str, Any]) -> dict[str, str]:
     return own
 
 
+def usable_time(milliseconds: int) -> int | None:
+    """A record's own time, since 1970; None where it is outside of the years 1583 to 9999: it is as if there were none."""
+    return milliseconds if FIRST_MS <= milliseconds <= LAST_MS else None
+
+
+class Topic(NamedTuple):
+    """A topic as the brokers have it. Another one of the same name has another ``id``; None: these brokers give none."""
+
+    id: str | None
+    partitions: list[int]
+
+
+def find_topic(
+    properties: dict[str, Any], topic: str, timeout: float = 10.0, admin: AdminClient | None = None
+) -> Topic | None:
+    """The topic of that name; None where there is none. Raises :class:`KafkaUnavailable`. Who asks often has an ``admin``."""
+    client = admin or AdminClient(librdkafka(properties))  # held by a name: the request dies with it
+    try:
+        found = client.describe_topics(TopicCollection([topic]), request_timeout=timeout)[topic].result(timeout + 5)
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return None
+        raise _unavailable(properties, error) from None
+    number = str(found.topic_id)
+    return Topic(None if number == NO_ID else number, sorted(partition.id for partition in found.partitions))
+
+
+def recreated(topic: str, known: str | None, found: Topic | None) -> str | None:
+    """That the topic of that name is not the one that the changelog's position is of, and what to do; None where it is, or where
+    an id is not known."""
+    if known is None or found is None or found.id in (None, known):
+        return None
+    return (
+        f"the topic {topic} was deleted and made again: the changelog has the one with the id {known}, found {found.id}, whose "
+        "offsets are of other events. Give the stream a new name: its changelog begins with the new topic"
+    )
+
+
 def partitions(properties: dict[str, Any], topic: str, timeout: float = 10.0) -> list[int]:
     """The topic's partitions; empty where there is no such topic. Raises :class:`KafkaUnavailable`."""
-    try:
-        found = AdminClient(librdkafka(properties)).list_topics(topic=topic, timeout=timeout).topics[topic]
-    except KafkaException as error:
-        raise KafkaUnavailable(f"Kafka at {properties.get('bootstrap.servers')}: {error.args[0].str()}") from None
-    return [] if found.error else sorted(found.partitions)
+    found = find_topic(properties, topic, timeout)
+    return found.partitions if found else []
+
+
+def _unavailable(properties: dict[str, Any], error: KafkaException | KafkaError, what: str = "") -> KafkaUnavailable:
+    reason = error.args[0] if isinstance(error, KafkaException) else error
+    return KafkaUnavailable(f"Kafka at {properties.get('bootstrap.servers')}: {what}{reason.str()}")
 
 
 def create_topic(
@@ -51,8 +96,7 @@ def create_topic(
         admin.create_topics([new], request_timeout=timeout)[topic].result(timeout + 5)
     except KafkaException as error:
         if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
-            where = f"Kafka at {properties.get('bootstrap.servers')}"
-            raise KafkaUnavailable(f"{where}: topic {topic!r} cannot be created: {error.args[0].str()}") from None
+            raise _unavailable(properties, error, f"topic {topic!r} cannot be created: ") from None
 
 
 def topic_settings(properties: dict[str, Any], topic: str, timeout: float = 10.0) -> dict[str, str]:
@@ -66,9 +110,7 @@ def topic_settings(properties: dict[str, Any], topic: str, timeout: float = 10.0
         except KafkaException as error:
             # One that was made a moment ago is not known to every broker yet.
             if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART or time.monotonic() > until:
-                raise KafkaUnavailable(
-                    f"Kafka at {properties.get('bootstrap.servers')}: {error.args[0].str()}"
-                ) from None
+                raise _unavailable(properties, error) from None
             time.sleep(0.1)
     return {name: entry.value for name, entry in found.items()}
 
@@ -123,19 +165,20 @@ def first_time(properties: dict[str, Any], topic: str, offsets: Mapping[int, int
             elif error.code() == KafkaError._PARTITION_EOF:
                 times.setdefault(message.partition(), float("inf"))
             elif error.code() != KafkaError._ALL_BROKERS_DOWN and not error.retriable():
-                raise KafkaUnavailable(f"Kafka at {properties.get('bootstrap.servers')}: {error.str()}")
+                raise _unavailable(properties, error)
         return min(times.values())
     finally:
         consumer.close()
 
 
 def end_offsets(properties: dict[str, Any], topic: str, timeout: float = 5.0) -> dict[int, tuple[int, int]]:
-    """Each partition's first kept and next offset. Raises :class:`KafkaUnavailable`."""
+    """Each partition's first kept and next offset; under ``read_committed`` up to the first transaction that is open. Raises
+    :class:`KafkaUnavailable`."""
     found = partitions(properties, topic, timeout)
     consumer = Consumer({**librdkafka(properties), "group.id": "statehouse-status", "enable.auto.commit": False})
     try:
         return {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=timeout) for p in found}
     except KafkaException as error:
-        raise KafkaUnavailable(f"Kafka at {properties.get('bootstrap.servers')}: {error.args[0].str()}") from None
+        raise _unavailable(properties, error) from None
     finally:
         consumer.close()

@@ -34,17 +34,20 @@ def lag_ms(changelog: str, folded: int | None, head: int | None) -> int:
 
 def stream_status(config: Config, name: str) -> dict[str, Any]:
     """One stream: events and refused events in its tables, and how many records Kafka has that are not ingested yet
-    (``behind``; None: Kafka does not answer)."""
+    (``behind``; None: Kafka does not answer, or has another topic of that name, which ``error`` says)."""
     stream = config.streams[name]
     path = table(config, "changelog", name)
     kept = metadata(path, "offsets") or {}
     delta = opened(path)
+    behind = error = None
     try:
-        ends = kafka.end_offsets(config.kafka, stream.topic)
-        done = {int(p): o for p, o in kept.get("offsets", {}).items()}
-        behind = sum(high - max(done.get(p, 0), low) for p, (low, high) in ends.items())
+        error = kafka.recreated(stream.topic, kept.get("id"), kafka.find_topic(config.kafka, stream.topic))
+        if error is None:
+            ends = kafka.end_offsets(config.kafka, stream.topic)
+            done = {int(p): o for p, o in kept.get("offsets", {}).items()}
+            behind = sum(max(0, high - max(done.get(p, 0), low)) for p, (low, high) in ends.items())
     except KafkaUnavailable:
-        behind = None
+        pass
     events, size = rows_and_bytes(path)
     return {
         "name": name,
@@ -55,6 +58,7 @@ def stream_status(config: Config, name: str) -> dict[str, Any]:
         "version": delta.version() if delta else None,
         "behind": behind,
         "bytes": size,
+        "error": error,
     }
 
 

@@ -2,8 +2,9 @@
 
 What a table's commits carry besides rows:
 
-* ``changelog/<stream>``: each commit that ingests holds ``{"topic": "t", "offsets": {"0": 17}}`` as its
-  ``userMetadata``: the next offset of every partition, counting refused events. One that loads a file holds the
+* ``changelog/<stream>``: each commit that ingests holds ``{"topic": "t", "id": "vPeO…", "offsets": {"0": 17}}`` as its
+  ``userMetadata``: Kafka's id of the topic, where it gives one, and the next offset of every partition, counting refused events
+  and offsets without a record. One that loads a file holds the
   ``txn`` action ``load:<the file's SHA-256>``.
 * ``state/<store>``: the ``txn`` action ``changelog`` holds the changelog's version that is folded (after a recovery
   ``changelog.1``, and so on: see :func:`folded`); ``userMetadata`` of the same commit holds ``{"unkeyed": n, "late": n}``,
@@ -162,7 +163,8 @@ def metadata(path: str, field: str) -> dict[str, Any] | None:
 
 
 def covered(delta: DeltaTable, most: int | None = None) -> dict[str, Any] | None:
-    """What a version of a changelog, or the last before ``most``, has of its topic: ``topic``, and by partition the next ``offsets``.
+    """What a version of a changelog, or the last before ``most``, has of its topic: ``topic``, its ``id`` where that is known, and by
+    partition the next ``offsets``.
     None: it is not known, as the log no longer has the commit that says so. Where the table has changed meanwhile it is the newest
     version's."""
     first = None

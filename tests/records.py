@@ -88,3 +88,30 @@ def produce(bootstrap, topic, records, partitions=1):
         )  # fmt: skip
         producer.poll(0)
     assert producer.flush(60) == 0 and not failed, failed
+
+
+def create(bootstrap, topic, partitions=1, **settings):
+    """Create a topic; the names of settings have _ for the dots."""
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    config = {name.replace("_", "."): str(value) for name, value in settings.items()}
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    admin.create_topics([NewTopic(topic, partitions, 1, config=config)])[topic].result(20)
+
+
+def recreate(bootstrap, topic, partitions=1):
+    """Delete a topic and make it again: as soon as it is gone for the broker."""
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}).delete_topics([topic])[topic].result(20)
+
+    def created():
+        try:
+            create(bootstrap, topic, partitions)
+        except KafkaException as error:
+            assert error.args[0].name() == "TOPIC_ALREADY_EXISTS", error
+            return False
+        return True
+
+    wait(created, what="the topic's end")

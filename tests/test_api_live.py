@@ -27,7 +27,7 @@ from demo.broker import Broker
 from jobs.parse import accepted, parse
 from statehouse.config import Config
 from statehouse.fold import Rule
-from statehouse.kafka import create_topic, end_offsets, partitions
+from statehouse.kafka import create_topic, end_offsets, find_topic, partitions
 from statehouse.records import decoder_for
 from statehouse.tables import DEFINITION, EVENT_COLUMNS, POSITION, definition_of, metadata, table
 from statehouse.transpile import duckdb_type
@@ -376,7 +376,8 @@ stores:
                 place = {"_topic": self.topic, "_partition": partition, "_offset": offset, "_event_time": at}
                 rows.append({**json.loads(message.value()), **place, "_log_time": at, "_op": "report"})
                 offsets[partition] = offset + 1
-        said = json.dumps({"topic": self.topic, "offsets": {str(p): o for p, o in offsets.items()}})
+        id = find_topic(self.config.kafka, self.topic).id
+        said = json.dumps({"topic": self.topic, "id": id, "offsets": {str(p): o for p, o in offsets.items()}})
         found = pa.Table.from_pylist([{n: r.get(n) for n in self.schema.names} for r in rows], schema=self.schema)
         done = CommitProperties(custom_metadata={"userMetadata": said})
         write_deltalake(self.path, found, mode="append", commit_properties=done)

@@ -41,6 +41,7 @@ def test_a_good_file_and_its_defaults(tmp_path):
     assert config.root == str(tmp_path / "lake"), "relative to the file, not to where the command runs"
     assert (config.merge_every, config.tombstones) == (5000, 7 * 86_400_000)
     assert [k.name for k in config.stores["status"].keys] == ["key"]
+    assert config.kafka == {"bootstrap.servers": "127.0.0.1:9092", "isolation.level": "read_committed"}
 
 
 def test_the_environment_overrides_scalars(tmp_path):
@@ -48,12 +49,13 @@ def test_the_environment_overrides_scalars(tmp_path):
         "STATEHOUSE_ROOT": str(tmp_path / "elsewhere"),
         "STATEHOUSE_KAFKA__BOOTSTRAP_SERVERS": "broker:1",
         "STATEHOUSE_STORES__STATUS__REDUCE": "latest",
+        "STATEHOUSE_KAFKA__ISOLATION_LEVEL": "read_uncommitted",
         "STATEHOUSE_MERGE_EVERY": "1 minute",
         "STATEHOUSE_UNRELATED": "1",
     }
     config = load(write(tmp_path, GOOD), environ)
     assert config.root == str(tmp_path / "elsewhere")
-    assert config.kafka["bootstrap.servers"] == "broker:1"
+    assert config.kafka == {"bootstrap.servers": "broker:1", "isolation.level": "read_uncommitted"}
     assert config.stores["status"].reduce == "latest"
     assert config.merge_every == 60_000
 
@@ -61,6 +63,12 @@ def test_the_environment_overrides_scalars(tmp_path):
 @pytest.mark.parametrize(
     ("found", "instead", "line", "says"),
     [
+        (
+            "  bootstrap.servers: 127.0.0.1:9092",
+            "  isolation.level: read_comitted",
+            2,
+            "isolation.level: found 'read_comitted', expected read_committed or read_uncommitted",
+        ),
         (
             "reduce: majority",
             "reduce: majorty",

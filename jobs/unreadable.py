@@ -1,0 +1,62 @@
+"""Kafka's records as Spark's source gives them, for the few that it cannot give.
+
+Spark's source fails over a record whose time is further than 292,000 years away, such as one of a producer that takes nanoseconds for
+milliseconds, and with it every batch that the record would be in. These are read here, by one consumer and on the driver.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+from pyspark.sql import DataFrame, SparkSession
+
+from statehouse import kafka
+from statehouse.errors import KafkaUnavailable
+
+COLUMNS = (
+    "topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, key BINARY, value BINARY,"
+    " headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+)
+SECONDS = 30.0  # to wait for a record, or for the end
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+
+
+def unreadable(error: BaseException) -> bool:
+    """Whether a query ended over a record that Spark's source cannot read."""
+    return "long overflow" in str(error)
+
+
+def read_records(
+    spark: SparkSession, properties: Mapping[str, Any], topic: str, offsets: Mapping[int, int], most: int
+) -> tuple[DataFrame, dict[int, int]]:
+    """Some records from each partition's offset on (which defaults to its beginning), ``most`` or all that there are; and where they
+    end in each partition. Raises KafkaUnavailable."""
+    settings = {**kafka.librdkafka(dict(properties)), "group.id": "statehouse-ingest", "enable.auto.commit": False}
+    consumer = Consumer({**settings, "enable.partition.eof": True, "auto.offset.reset": "earliest"})
+    rows: list[tuple[Any, ...]] = []
+    ends: dict[int, int] = {}
+    try:
+        found = kafka.partitions(dict(properties), topic)
+        consumer.assign([TopicPartition(topic, p, offsets.get(p, 0)) for p in found])
+        ended: set[int | None] = set()
+        while len(ended) < len(found) and len(rows) < most:
+            message = consumer.poll(SECONDS)
+            if message is None:
+                raise KafkaUnavailable(f"Kafka at {properties.get('bootstrap.servers')}: no records of {topic!r}")
+            error, partition, offset = message.error(), message.partition() or 0, message.offset() or 0
+            if error is None:
+                time = kafka.usable_time(message.timestamp()[1])
+                at = None if time is None else EPOCH + dt.timedelta(milliseconds=time)
+                rows.append((topic, partition, offset, at, message.key(), message.value(), message.headers()))
+                ends[partition] = offset + 1
+            elif error.code() == KafkaError._PARTITION_EOF:
+                ended.add(partition)
+                ends[partition] = offset
+            elif not error.retriable():
+                raise KafkaUnavailable(f"Kafka at {properties.get('bootstrap.servers')}: {error.str()}")
+        return spark.createDataFrame(rows, COLUMNS), ends
+    finally:
+        consumer.close()

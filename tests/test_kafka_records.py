@@ -1,0 +1,182 @@
+"""What a topic of a real Kafka may hold: gaps, times of any kind, keys of any bytes, partitions that come later. Both halves see the same."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+import time
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions
+
+from statehouse.kafka import FIRST_MS, LAST_MS, end_offsets, partitions
+from statehouse.status import stream_status
+from tests.houses import House
+from tests.records import control, payload, produce, rows, wait
+from tests.test_api_lake import eventually
+
+ANY_TIME = {"message_timestamp_after_max_ms": 2**63 - 1, "message_timestamp_before_max_ms": 2**63 - 1}
+USABLE = [FIRST_MS, -(10**12), -1000, -1, 1, LAST_MS]
+# Before what Spark takes for our calendar, after what JSON has a year for, further than Spark's source can read.
+UNUSABLE = [
+    FIRST_MS - 1,
+    -14_000_000_000_000,
+    -(2**63),
+    LAST_MS + 1,
+    2**63 // 1000 + 1,
+    1_700_000_000 * 10**9,
+    2**63 - 1,
+]
+
+
+@pytest.fixture
+def house(spark, broker, lake):
+    houses = []
+
+    def make(**settings):
+        houses.append(House(spark, broker, lake, **settings))
+        return houses[0]
+
+    yield make
+    houses[0].close()
+
+
+def shapes(found):
+    """Rows but for the wall-clock time of the change, of which each half has its own."""
+    return {key: {name: value for name, value in row.items() if name != "changed_at"} for key, row in found.items()}
+
+
+def alike(house, store="last"):
+    """The rows of a store, which are the same ahead of the changelog, when that has them, and in the table."""
+    before = shapes(house.rows(store, "live"))
+    house.ingest.run(once=True)
+    house.merge()
+    eventually(lambda: house.live()["pending"] == 0)
+    eventually(lambda: shapes(house.rows(store, "changelog")) == before)
+    assert house.merged(store) == {key: row["value"] for key, row in before.items()}
+    eventually(lambda: house.behind() == (0, 0))
+    return before
+
+
+def sent_at(house, records):
+    """Send (key, payload, headers, milliseconds) in this order."""
+    producer = Producer({"bootstrap.servers": house.bootstrap, "enable.idempotence": True, "log_level": 0})
+    failed = []
+    for key, value, headers, at in records:
+        producer.produce(
+            house.topic,
+            payload(value),
+            key,
+            0,
+            timestamp=at,
+            headers=headers,
+            on_delivery=lambda e, _: failed.append(e),
+        )
+        assert producer.flush(20) == 0
+    assert not any(failed), failed
+
+
+def test_a_records_own_time_of_any_year(house):
+    house = house(**ANY_TIME)
+    times = [time for pair in zip(UNUSABLE, [*USABLE, 1], strict=True) for time in pair]
+    sent_at(house, [(f"k{i}", {"key": "a", "n": i}, {}, at) for i, at in enumerate(times)])
+    sets = [(f"k{i}", {"value": 7}, control("set", "last"), at) for i, at in enumerate(times)]
+    sent_at(house, sets)
+    usable = {f"k{i}": at for i, at in enumerate(times) if at in USABLE}
+    eventually(lambda: house.live()["behind"] == 0 and len(house.rows("last", "live")) == len(usable))
+    found = alike(house)
+    epoch = dt.datetime(1970, 1, 1)
+    expected = {
+        k: (epoch + dt.timedelta(milliseconds=at)).isoformat(timespec="microseconds") for k, at in usable.items()
+    }
+    assert {k: (row["value"], row["event_time"]) for k, row in found.items()} == {
+        k: (7, f"{at}Z") for k, at in expected.items()
+    }
+    refused = rows(house.spark, house.ingest.quarantine)
+    assert len(refused) == 2 * len(UNUSABLE) and all("in the years 1583 to 9999" in r["reason"] for r in refused)
+    assert stream_status(house.config, "s")["events"] == 2 * len(usable)
+    quarantine = house.client.get("/streams/s/quarantine").get_json()["rows"]
+    assert len(quarantine) == len(refused)
+
+
+def test_the_brokers_own_time(house):
+    began = dt.datetime.utcfromtimestamp(int(time.time())).isoformat()
+    house = house(message_timestamp_type="LogAppendTime")
+    sent_at(house, [("a", {"key": "a", "n": 1}, {}, 1000)])
+    eventually(lambda: house.live()["pending"] == 1)
+    assert alike(house)["a"]["event_time"] >= began
+
+
+def test_keys_of_any_bytes_and_none(house):
+    house = house()
+    keys = [None, b"", b"k", b"\xff\x00", "\u00fc \u2603".encode(), b"\x00", b"a/b", b"\xed\xa0\x80"]
+    produce(house.bootstrap, house.topic, [(key, {"key": "a", "n": i}, {}, 0) for i, key in enumerate(keys)])
+    produce(house.bootstrap, house.topic, [(None, None, {}, 0), (b"\xff", None, {}, 0)])  # purges of nothing
+    eventually(lambda: house.live()["behind"] == 0)
+    assert {key: row["value"] for key, row in alike(house).items()} == {
+        "": 1,
+        "k": 2,
+        "\u00fc \u2603": 4,
+        "\x00": 5,
+        "a/b": 6,
+    }
+    assert house.merged() == {"a": sum(range(len(keys)))}
+    assert [r["reason"] for r in rows(house.spark, house.ingest.quarantine)] == ["a purge without a key in UTF-8"] * 2
+
+
+def offsets_of(house):
+    """The offsets of the records that the topic has."""
+    low, high = end_offsets(house.config.kafka, house.topic)[0]
+    consumer = Consumer({"bootstrap.servers": house.bootstrap, "group.id": "tests", "enable.partition.eof": True})
+    consumer.assign([TopicPartition(house.topic, 0, low)])
+    found = []
+    while (message := consumer.poll(20)).error() is None:
+        found.append(message.offset())
+    consumer.close()
+    assert message.offset() == high
+    return found
+
+
+def test_a_compacted_topic_has_gaps(house):
+    house = house(
+        cleanup_policy="compact", segment_ms=100, min_cleanable_dirty_ratio=0.001, max_compaction_lag_ms=100,
+        delete_retention_ms=0,
+    )  # fmt: skip
+    house.close()
+    sent = {}
+
+    def compacted():
+        for number in range(4):
+            sent[f"k{number % 3}"] = len(sent) + number
+            house.send((f"k{number % 3}", len(sent) + number, 0))
+        found = offsets_of(house)
+        return len(found) < found[-1] - 5  # there are gaps
+
+    wait(compacted, 120, step=1, what="the cleaner")
+    house.open()  # another one, which begins with what is left
+    eventually(lambda: house.live()["behind"] == 0 and house.live()["offsets"])
+    assert {key: row["value"] for key, row in alike(house).items()} == sent
+    status = stream_status(house.config, "s")
+    assert status["events"] < status["offsets"]["0"], "offsets are no count"
+
+
+def test_partitions_that_are_added_while_both_run(house, broker):
+    house = house()
+    thread = threading.Thread(target=house.ingest.run)
+    thread.start()
+    try:
+        house.send(("a", 1, 0))
+        wait(lambda: house.ingest.events == 1, what="the first event")
+        admin = AdminClient({"bootstrap.servers": house.bootstrap})
+        admin.create_partitions([NewPartitions(house.topic, 3)])[house.topic].result(20)
+        wait(lambda: len(partitions(house.config.kafka, house.topic)) == 3, what="the partitions")
+        house.send(("a", 10, 2), ("a", 100, 1))
+        wait(lambda: house.ingest.events == 3, 120, what="the others")
+    finally:
+        house.ingest.stopping.set()
+        thread.join(60)
+    house.merge()
+    assert house.merged() == {"a": 111}
+    eventually(lambda: house.shown("live") == {"a": 111})
+    eventually(lambda: house.behind() == (0, 0))
