@@ -9,6 +9,7 @@ import random
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import duckdb
@@ -103,7 +104,7 @@ class Event:
 class Topic:
     """A topic, a lake that follows it, and a replica that follows both."""
 
-    def __init__(self, config: Config, dice: random.Random) -> None:
+    def __init__(self, config: Config, dice: random.Random, replica_of: Callable[[Config], Replica] = Replica) -> None:
         self.config, self.dice = config, dice
         self.events = {p: [Event(dice, p, o) for o in range(60)] for p in PARTITIONS}
         self.logged = dict.fromkeys(PARTITIONS, 0)  # up to which offset the changelog has it
@@ -120,7 +121,7 @@ class Topic:
                 arrow(rule.tombstone_columns),
                 configuration={"delta.dataSkippingStatsColumns": "position"},
             )
-        self.replica = Replica(config)
+        self.replica = replica_of(config)
         self.live: Live = self.replica._lives["s"]
         self.follow()
 
