@@ -8,7 +8,6 @@ turn, and none takes longer than ``api: max_time``, waiting included.
 from __future__ import annotations
 
 import datetime as dt
-import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
@@ -262,18 +261,22 @@ class Lake:
         def asked(db: duckdb.DuckDBPyConnection) -> pa.Table:
             wanted = self._want(db, snapshot, key)
             at = {column: wanted[name] for name, column in self._plain(rule).items()}
-            rows = Bag(db, PENDING, changelog_columns(stream))
-            if pending is not None:
-                rows.put(pending)
-            logged: Iterator[str] = iter(())  # nothing has been merged yet
-            if position is not None:
-                logged = attached(db, self.config, stream, position, FILES, partial(_may_have, at))
             how = f"CREATE OR REPLACE TEMP TABLE {EVENTS} AS"
+
+            def add(relation: str, provisional: bool) -> None:
+                nonlocal how
+                db.execute(f"{how} SELECT *, {provisional} AS _provisional FROM ({self._events(rule, relation)})")
+                how = f"INSERT INTO {EVENTS}"
+
             try:
-                for relation in itertools.chain(logged, [PENDING]):
-                    mark = f"{relation == PENDING} AS _provisional"
-                    db.execute(f"{how} SELECT *, {mark} FROM ({self._events(rule, relation)})")
-                    how = f"INSERT INTO {EVENTS}"
+                if position is not None:
+                    for relation in attached(db, self.config, stream, position, FILES, partial(_may_have, at)):
+                        add(relation, provisional=False)
+                if pending is not None or position is None:
+                    rows = Bag(db, PENDING, changelog_columns(stream))
+                    if pending is not None:
+                        rows.put(pending)
+                    add(PENDING, provisional=True)
             finally:
                 unpin(db, CHANGELOG)
                 db.unregister(PENDING)
