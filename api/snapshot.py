@@ -243,7 +243,6 @@ class Snapshot:
         """This state as the changelog has it, without what is ahead of it."""
         made = copy.copy(self)
         made.overlay, made.ahead, made.stale = Truth(self.overlay), {}, {}  # type: ignore[assignment]  # as far as readers go
-        made.pending = None
         return made
 
     def offsets(self, parts: Sequence[str]) -> dict[str, int] | None:

@@ -8,10 +8,12 @@ import random
 import threading
 from typing import Any
 
+import duckdb
 from deltalake import DeltaTable
 from flask.testing import FlaskClient
 
 from api import arrivals, create_app
+from api.ahead import Ahead
 from api.live import Turn
 from api.replica import Replica
 from statehouse.config import Config
@@ -232,6 +234,20 @@ def test_a_key_that_is_only_pending_is_there_in_all_requests_and_gone_in_all_aft
     )
 
 
+def test_what_cannot_be_folded_is_in_none_of_the_answers(lake, monkeypatch):
+    def fails(*_: object) -> None:
+        raise duckdb.OutOfRangeException("too much")
+
+    topic = Served(written(lake), random.Random(1))
+    topic.agreed()
+    topic.events[0][0].key = "fresh"
+    monkeypatch.setattr(Ahead, "rows", fails)
+    for below, query in (("/history", {}), ("", {"at": LATER}), ("", {})):
+        topic.live.arrived(arrivals.table([topic.events[0][0].sent()]))
+        assert topic.ask("total", "fresh", below, **query) == {}
+        topic.live._next.clear()  # so that it arrives once more
+
+
 def test_pages_neither_repeat_nor_miss_an_event_while_the_changelog_catches_up(lake):
     seed = random.randrange(10**6)
     print(f"seed {seed}")
@@ -303,7 +319,7 @@ def test_what_is_pending_is_taken_together_with_the_position_that_it_is_on_top_o
 
     offsets = {None: dict(topic.logged)}
     topic.live.turn = Watched()
-    for _ in range(12):
+    for _ in range(8):
         topic.read()
         topic.commit()
         offsets[DeltaTable(topic.path).version()] = dict(topic.logged)
