@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping
 
+import numpy as np
 import pyarrow as pa
 import sqlglot
 from sqlglot import exp
@@ -21,6 +22,19 @@ from statehouse.transpile import to_duckdb
 
 EVENTS, BEFORE = "_of", "_before"
 PLACE = NUMBER, "_partition", "_offset"
+Offsets = Mapping[int, int]
+
+
+def after(rows: pa.Table, offsets: Offsets) -> pa.Table:
+    """The rows whose offset is not before that of their partition."""
+    if not offsets or not rows.num_rows:
+        return rows
+    partitions = rows["_partition"].to_numpy()
+    least = np.zeros(max(int(partitions.max()), *offsets) + 1, np.int64)
+    for partition, offset in offsets.items():
+        least[partition] = offset
+    kept = rows["_offset"].to_numpy() >= least[partitions]
+    return rows if kept.all() else rows.filter(pa.array(kept))
 
 
 def changed(rule: Rule, types: Mapping[str, str], made: str) -> str:
@@ -105,6 +119,10 @@ class Ahead:
         numbers = [number for key in keys for number in self._of[key]]
         numbers.sort()  # in any order, and in this one they are found sooner
         return pa.table(self._pending.take(numbers, self._columns))
+
+    def of_one(self, key: Key) -> pa.Table | None:
+        """The pending events of a key; None where it has none."""
+        return self.of([key]) if key in self._of else None
 
     def rows(self, events: pa.Table, before: pa.Table) -> pa.Table:
         """What events make of the rows ``before`` of their keys: the state's columns, ``_present``, and whether a key has to be

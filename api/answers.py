@@ -116,14 +116,16 @@ def history(place: Place) -> Schema:
         "value": shown(place.rule.event_type) if place.rule else ANY,
         "partition": {"type": "integer"},
         "offset": {"type": "integer"},
+        "provisional": AHEAD["provisional"],
     }
-    return record({"events": listed(record(event)), "cursor": nullable(TEXT), "position": POSITION})
+    events = listed(record(event, ("provisional",)))
+    return record({"events": events, "cursor": nullable(TEXT), "position": POSITION, **AHEAD}, tuple(AHEAD))
 
 
 def reports(place: Place) -> Schema:
     """The standing reports of a key."""
     kept = {n: s for n, s in _fields(place).items() if n in ("value", "reports", "windows")}
-    return record({**kept, "position": POSITION}, more=place.rule is None)
+    return record({**kept, "position": POSITION, **AHEAD}, tuple(AHEAD), more=place.rule is None)
 
 
 def quarantine(place: Place) -> Schema:

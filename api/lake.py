@@ -22,17 +22,19 @@ from deltalake.exceptions import DeltaError
 from sqlglot import exp
 
 from api import duck
+from api.ahead import after
 from api.delta import Which, parts, pin, unpin
 from api.duck import ROWS, literal, quoted
 from api.feed import batches
 from api.fold import GUARD, Fold
 from api.overlay import Key, keys_of
+from api.prepared import Bag
 from api.problems import Problem
 from api.snapshot import Row, Snapshot, casts, load, of_table
 from statehouse.config import Config, Store, Stream
 from statehouse.fold import Rule, gained
 from statehouse.fold import quoted as spark_quoted
-from statehouse.tables import LOADED, TASK_COLUMNS, opened, table, tasks_table
+from statehouse.tables import LOADED, TASK_COLUMNS, changelog_columns, offsets_at, opened, table, tasks_table
 from statehouse.transpile import to_duckdb
 from statehouse.values import parse_expression
 
@@ -43,7 +45,10 @@ WAITING = 32  # requests that wait for their turn
 AGAIN = 0.05  # seconds between interruptions: one that comes between two queries is lost
 T = TypeVar("T")
 Question = Callable[[duckdb.DuckDBPyConnection], T]
-WANTED, EVENTS = "_wanted", "_events_of_key"  # the key that is asked for, and its events
+# An answer, the position of the changelog that it reflects, and up to which offsets what is provisional in it is ahead of that.
+Past = tuple[T, int | None, Mapping[str, int]]
+# The key that is asked for, its events, and rows of the changelog that are pending.
+WANTED, EVENTS, PENDING = "_wanted", "_events_of_key", "_pending_of_key"
 
 
 class Lane:
@@ -111,36 +116,37 @@ class Lake:
         # What looks through all of a changelog does not keep others waiting.
         self._changelogs, self._tables = Lane(config), Lane(config)
 
-    def history(self, snapshot: Snapshot, key: Sequence[str], before: int | None, limit: int) -> tuple[list[Row], int]:
-        """The events of a key, newest first, before an order key where one is given: what the store makes of each. And the
-        position that this reflects."""
+    def history(self, snapshot: Snapshot, key: Sequence[str], before: int | None, limit: int) -> Past[list[Row]]:
+        """The events of a key, newest first, before an order key where one is given: what the store makes of each, also of those that are
+        pending, which are ``provisional``."""
         assert snapshot.rule is not None
         rule = _unwindowed(snapshot.rule)
         bound = f"_order < {int(before)}" if before is not None else "TRUE"
 
         def read(db: duckdb.DuckDBPyConnection) -> pa.Table:
             return db.execute(
-                f"SELECT _order, CAST(_event_time AS TIMESTAMP) AS event_time, _op AS op, _agent AS agent, _value AS value "
+                f"SELECT _order, CAST(_event_time AS TIMESTAMP) AS event_time, _op AS op, _agent AS agent, _value AS value, _provisional "
                 f"FROM {EVENTS} WHERE {bound} ORDER BY _order DESC LIMIT {int(limit)}"
             ).to_arrow_table(ROWS)
 
-        found, position = self._read(snapshot, rule, key, read)
-        rows = found.to_pylist(maps_as_pydicts="strict")
-        return [{**row, "_order": int(row["_order"]), **_coordinates(int(row["_order"]))} for row in rows], position
+        found, position, offsets = self._read(snapshot, rule, key, read)
+        return [_event(row) for row in found.to_pylist(maps_as_pydicts="strict")], position, offsets
 
-    def at(self, snapshot: Snapshot, key: Sequence[str], moment: dt.datetime) -> tuple[Row | None, int]:
-        """The state of a key as its events up to an event time (naive, UTC) make it, and the position that this reflects."""
+    def at(self, snapshot: Snapshot, key: Sequence[str], moment: dt.datetime) -> Past[Row | None]:
+        """The state of a key as its events up to an event time (naive, UTC) make it, also those that are pending."""
         rule = snapshot.rule
         assert rule is not None
 
         def read(db: duckdb.DuckDBPyConnection) -> pa.Table:
             db.execute(f"DELETE FROM {EVENTS} WHERE _event_time > {literal(moment.isoformat())}::TIMESTAMPTZ")
             made = Fold(db, rule, "at").alone(EVENTS)
-            rows = f"SELECT {casts(snapshot.types)} FROM {quoted(made)} WHERE _present ORDER BY ALL"
+            provisional = f"(SELECT bool_or(_provisional) FROM {EVENTS}) AS _provisional"
+            rows = f"SELECT {casts(snapshot.types)}, {provisional} FROM {quoted(made)} WHERE _present ORDER BY ALL"
             return db.execute(rows).to_arrow_table(ROWS)
 
-        found, position = self._read(snapshot, rule, key, read)
-        return of_table(found, rule, snapshot.types).get(key), position
+        found, position, offsets = self._read(snapshot, rule, key, read)
+        ahead = offsets if pc.any(found["_provisional"]).as_py() else {}
+        return of_table(found, rule, snapshot.types).get(key), position, ahead
 
     def version(
         self, store: Store, key: Sequence[str], snapshot: Snapshot, version: int
@@ -244,34 +250,48 @@ class Lake:
 
         return keys_of(self._changelogs.ask(read).columns)
 
-    def _read(
-        self, snapshot: Snapshot, rule: Rule, key: Sequence[str], read: Question[pa.Table]
-    ) -> tuple[pa.Table, int]:
-        """What a query of a key's events, the table :data:`EVENTS`, gives, by the changelog at the snapshot's position; and the
-        position. Where the files of that version are gone, since it was compacted and vacuumed, the newest one is asked."""
-        assert snapshot.rule is not None and snapshot.position is not None
-        position, stream = snapshot.position, self.config.streams[snapshot.rule.store.stream]
+    def _read(self, snapshot: Snapshot, rule: Rule, key: Sequence[str], read: Question[pa.Table]) -> Past[pa.Table]:
+        """What a query of a key's events, the table :data:`EVENTS`, gives: of those that the changelog has at the snapshot's position, and
+        of those that are pending on top of it, which are ``_provisional``. Where the files of that version are gone, since it was compacted
+        and vacuumed, the newest one is asked, with what is pending after that."""
+        stream = self.config.streams[rule.store.stream]
+        changelog = table(self.config, "changelog", stream.name)
+        position, pending, offsets = snapshot.pending_of(key)
 
         def asked(db: duckdb.DuckDBPyConnection) -> pa.Table:
             wanted = self._want(db, snapshot, key)
             at = {column: wanted[name] for name, column in self._plain(rule).items()}
             how = f"CREATE OR REPLACE TEMP TABLE {EVENTS} AS"
+
+            def add(relation: str, provisional: bool) -> None:
+                nonlocal how
+                db.execute(f"{how} SELECT *, {provisional} AS _provisional FROM ({self._events(rule, relation)})")
+                how = f"INSERT INTO {EVENTS}"
+
             try:
-                for changelog in attached(db, self.config, stream, position, FILES, partial(_may_have, at)):
-                    db.execute(f"{how} {self._events(rule, changelog)}")
-                    how = f"INSERT INTO {EVENTS}"
+                if position is not None:
+                    for relation in attached(db, self.config, stream, position, FILES, partial(_may_have, at)):
+                        add(relation, provisional=False)
+                if pending is not None or position is None:
+                    rows = Bag(db, PENDING, changelog_columns(stream))
+                    if pending is not None:
+                        rows.put(pending)
+                    add(PENDING, provisional=True)
             finally:
                 unpin(db, CHANGELOG)
+                db.unregister(PENDING)
             return read(db)
 
         while True:
             try:
-                return self._changelogs.ask(asked), position
+                return self._changelogs.ask(asked), position, offsets
             except (duckdb.Error, DeltaError):
-                newest = opened(table(self.config, "changelog", stream.name))
-                if newest is None or newest.version() <= position:
+                newest = opened(changelog)
+                if newest is None or newest.version() <= (position or 0):
                     raise
                 position = newest.version()
+                covered = offsets_at(changelog, position)
+                pending = after(pending, covered) if pending is not None and covered is not None else None
 
     def _events(self, rule: Rule, changelog: str) -> str:
         """DuckDB's SQL: the store's events of the key that is wanted."""
@@ -365,6 +385,8 @@ def _unwindowed(rule: Rule) -> Rule:
     return Rule(store, rule.key_types, rule.value_input, rule.own_types)
 
 
-def _coordinates(order: int) -> dict[str, int]:
-    """What is packed in an order key, see statehouse.reducers.ORDER."""
-    return {"partition": order // 10**15 % 10**5 + LOADED, "offset": order % 10**15}
+def _event(row: Row) -> Row:
+    """An event as callers see it, and its ``_order``, in which its place is packed: see statehouse.reducers.ORDER."""
+    order, provisional = int(row.pop("_order")), row.pop("_provisional")
+    place = {"partition": order // 10**15 % 10**5 + LOADED, "offset": order % 10**15}
+    return {"_order": order, **row, **place, **({"provisional": True} if provisional else {})}

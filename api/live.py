@@ -21,7 +21,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -33,11 +33,11 @@ import pyarrow as pa
 import sqlglot
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
 
-from api.ahead import PLACE, keyed
+from api.ahead import PLACE, Ahead, Offsets, after, keyed
 from api.arrivals import Parser, records
 from api.overlay import NUMBER, Key, Rows
 from api.prepared import cursor
-from api.snapshot import Snapshot
+from api.snapshot import Pending, Snapshot
 from api.tail import Made, Tail
 from api.topic import Lookout
 from api.way import WAY
@@ -59,7 +59,6 @@ READ_SECONDS = 10.0  # that goes on for so long after somebody had to wait
 # for Kafka's client to go on there takes longer.
 SAME_SECONDS = 0.1
 FOLLOWING, ASIDE, AWAY, RECREATED, OFF = "following", "aside", "away", "recreated", "off"
-Offsets = Mapping[int, int]
 log = logging.getLogger("statehouse.api")
 
 
@@ -328,11 +327,19 @@ class Live:
         with self._shown(snapshot):
             if not snapshot.ahead:  # nothing is shown so far, or nothing any more
                 snapshot.fold = partial(self._settle, tail)
-                tail.lay(after(self._pending.numbered(), covered), self._pending, ahead)
+                events = tail.lay(after(self._pending.numbered(), covered), self._pending, ahead)
+                # Not of the tail, which has the snapshot: the two would hold each other.
+                snapshot.pending = partial(self._pending_of, events)
             elif new is not None:
                 tail.more(after(new, covered), self._pending, ahead)
             else:
                 tail.cover(list(tail.covered(covered)), ahead)
+
+    def _pending_of(self, events: Ahead, snapshot: Snapshot, key: Key) -> Pending:
+        """What is pending of a key on top of the position that the snapshot has."""
+        with self.lock:  # or a commit could move the one and not yet the other
+            ahead = snapshot.ahead
+            return Pending(snapshot.position, events.of_one(key) if ahead else None, ahead)
 
     def _settle(self, tail: Tail, keys: Sequence[Key]) -> None:
         done = threading.Event()
@@ -523,18 +530,6 @@ class Live:
         while not self._stop.wait(ASIDE_SECONDS) and self._too_many(0.5):
             self._check(PARTITIONS_SECONDS)
             self._measure(consumer, partitions, cached=False)
-
-
-def after(rows: pa.Table, offsets: Offsets) -> pa.Table:
-    """The rows whose offset is not before that of their partition."""
-    if not offsets or not rows.num_rows:
-        return rows
-    partitions = rows["_partition"].to_numpy()
-    least = np.zeros(max(int(partitions.max()), *offsets) + 1, np.int64)
-    for partition, offset in offsets.items():
-        least[partition] = offset
-    kept = rows["_offset"].to_numpy() >= least[partitions]
-    return rows if kept.all() else rows.filter(pa.array(kept))
 
 
 def _ends(messages: Sequence[Message]) -> dict[int, int]:

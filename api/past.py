@@ -13,12 +13,13 @@ from api.declared import JSON, Answer, Parameter, declared
 from api.exact import answer
 from api.problems import Problem
 from api.snapshot import Snapshot
-from api.stores import UNREAD, get_key, limit_of, the_lake, the_replica, the_snapshot
+from api.stores import FRESH, UNREAD, freshness, get_key, limit_of, provisional, the_lake, the_replica, the_snapshot
 from statehouse.config import Store
 
 DEFAULT_LIMIT = 100
 LIMIT = answers.limit(DEFAULT_LIMIT)
-BEFORE = Parameter("cursor", "where the page before ended: its `cursor`", schemas.matching("[0-9]{1,38}"))
+ORDER = "-?[0-9]{1,38}"  # an event's place among those of its key, see statehouse.reducers.ORDER
+BEFORE = Parameter("cursor", "where the page before ended: its `cursor`", schemas.matching(ORDER))
 PLACE = r"\.-?[0-9]{1,18}\.-?[0-9]{1,18}"  # a partition and an offset, see keys.cursor
 BEFORE_REFUSED = Parameter("cursor", BEFORE.about, schemas.matching(PLACE))
 SLOW = "the state cannot be read just now; the lake was not read within `max_time`, or too many wait for it"
@@ -44,29 +45,35 @@ def below_a_key(suffix: str) -> Callable[[Callable[..., Response]], Callable[...
 @past.get("/stores/<store>/keys/<key:key>/history")
 @below_a_key("history")
 @declared(
-    *(LIMIT, BEFORE),
+    *(LIMIT, BEFORE, FRESH),
     answers={200: Answer("the events", {JSON: answers.history})},
     problems={404: "the key has no event", 503: SLOW},
 )
 def history(store: str, key: str) -> Response:
-    """Every event behind a key's state, newest first, as the store sees it; ``limit``, and the ``cursor`` of the next page."""
+    """Every event behind a key's state, newest first, as the store sees it; ``limit``, and the ``cursor`` of the next page. One that
+    the changelog does not have yet is ``provisional``."""
     _, snapshot, parts = _named(store, "history")
     limit, cursor = limit_asked(), request.args.get("cursor")
-    if cursor is not None and not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 39):
+    if cursor is not None and not re.fullmatch(ORDER, cursor):
         raise keys.bad_cursor(cursor)
-    if snapshot.rule is None or snapshot.position is None:  # nothing has been merged yet
+    if snapshot.rule is None:  # nothing has been merged yet
         raise Problem(404, "unknown-key", f"found no {key[:100]!r} in {store}", position=None)
-    rows, position = the_lake().history(snapshot, parts, int(cursor) if cursor else None, limit + 1)
+    if elsewhere := forward.one(snapshot, parts, "/history"):
+        return elsewhere
+    rows, position, offsets = the_lake().history(snapshot, parts, int(cursor) if cursor else None, limit + 1)
     orders = [row.pop("_order") for row in rows]
+    events = rows[:limit]
     if not rows and cursor is None:
         raise Problem(404, "unknown-key", f"found no event of {key[:100]!r} in {store}", position=position)
     following = str(orders[limit - 1]) if len(rows) > limit else None
-    return answer({"events": rows[:limit], "cursor": following, "position": position})
+    ahead = provisional(offsets) if any("provisional" in event for event in events) else {}
+    return answer({"events": events, "cursor": following, "position": position, **ahead})
 
 
 @past.get("/stores/<store>/keys/<key:key>/reports")
 @below_a_key("reports")
 @declared(
+    FRESH,
     answers={200: Answer("the value and the reports", {JSON: answers.reports})},
     problems={404: "the key is not there", 503: UNREAD},
     only=lambda store: store.reducer.per_agent,
@@ -82,11 +89,11 @@ def reports(store: str, key: str) -> Response:
     if not snapshot.has(parts):
         raise forward.nobody([forward.shard_of(snapshot, parts)])
     position = snapshot.position
-    found = snapshot.get(parts) if snapshot.rule else None
+    found, offsets = snapshot.get(parts), snapshot.offsets(parts)
     if found is None:
         raise Problem(404, "unknown-key", f"found no {key[:100]!r} in {store}", position=position)
     kept = {name: found[name] for name in ("value", "reports", "windows") if name in found}
-    return answer({**kept, "position": position})
+    return answer({**kept, "position": position, **provisional(offsets)})
 
 
 @past.get("/streams/<stream>/quarantine")
@@ -123,8 +130,8 @@ def limit_asked() -> int:
 
 
 def _named(store: str, suffix: str) -> tuple[Store, Snapshot, list[str]]:
-    """The store, its snapshot and the key of a path that ends in a suffix."""
+    """The store, its state of the freshness that is asked for, and the key of a path that ends in a suffix."""
     defined, snapshot = the_snapshot(store)
     environ = keys.without(request.environ, suffix)
     assert environ is not None
-    return defined, snapshot, keys.of_request(environ, defined, snapshot.rule)
+    return defined, freshness(request.args)(snapshot), keys.of_request(environ, defined, snapshot.rule)

@@ -27,8 +27,9 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from api import direct, disk, duck
+from api.ahead import Offsets
 from api.feed import can_follow, feed
-from api.live import FOLLOWING, Live, Offsets
+from api.live import FOLLOWING, Live
 from api.log import Log, Mark
 from api.memory import give_back
 from api.overlay import Key

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb
 import numpy as np
@@ -49,6 +49,15 @@ SEARCHED = pa.types.is_large_string, pa.types.is_string, pa.types.is_integer  # 
 Inside = Callable[[Key], bool]
 
 
+class Pending(NamedTuple):
+    """The events of a key that the changelog does not have at a position: as rows of it, None where there are none. Kafka has them up
+    to some offsets."""
+
+    position: int | None
+    events: pa.Table | None = None
+    offsets: Mapping[str, int] = {}
+
+
 @dataclass(eq=False)
 class Snapshot:
     """A store as of one version of its state table and, on top, as of a later position of the changelog.
@@ -73,6 +82,7 @@ class Snapshot:
     # Those that came first are first: what is folded together was read together, and is together in memory.
     stale: dict[Key, None] = field(default_factory=dict)
     fold: Callable[[Sequence[Key]], None] | None = None
+    pending: Callable[[Snapshot, Key], Pending] | None = None  # set where something is ahead of the changelog
     lock: threading.Lock = field(default_factory=threading.Lock)  # held to change the overlay, and to go through it
 
     def __post_init__(self) -> None:
@@ -241,6 +251,15 @@ class Snapshot:
 
     def _offsets(self, key: Key) -> dict[str, int] | None:
         return self.ahead if self.overlay.under and self._ahead_of((key,)) else None
+
+    def pending_of(self, parts: Sequence[str]) -> Pending:
+        """The events of a key that are shown ahead of the changelog, and the position that they are on top of: what :meth:`get` shows is
+        folded from them and what the changelog has there."""
+        if self.pending is None:
+            return Pending(self.position)
+        key = self.key(parts)
+        self._settle([key])  # what cannot be folded is not shown, and is not here either
+        return self.pending(self, key)
 
     def has(self, parts: Sequence[str]) -> bool:
         """Whether a key would be here if it were there: whether its shard is."""

@@ -6,7 +6,7 @@ import datetime as dt
 import hashlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -21,7 +21,7 @@ from api.bodies import body_of
 from api.columns import count, joined, lines
 from api.declared import ARROW, CSV, JSON, NDJSON, Answer, Body, Parameter, Place, declared
 from api.exact import answer, dumps, listed
-from api.lake import Lake
+from api.lake import Lake, Past
 from api.problems import Problem, refused
 from api.replica import Replica
 from api.schemas import Schema
@@ -189,13 +189,13 @@ def get_key(store: str, key: str) -> Response:
     replica = the_replica()
     defined = the_store(replica.config, store)
     asked = request.args.to_dict()
-    fresh = _freshness(asked)
+    fresh = freshness(asked)
     seconds = _seconds(asked.get("timeout"), replica.config.api.max_time / 1000)
     past = "version" in asked or "at" in asked
-    if not past and (elsewhere := _elsewhere(store)):
+    if "version" not in asked and (elsewhere := _elsewhere(store)):
         return elsewhere
-    # Of what is only ahead of the changelog, neither the past nor the changelog has anything.
-    seen = Snapshot.truth if past else fresh
+    # A version of the table has nothing of what is only ahead of the changelog.
+    seen = Snapshot.truth if "version" in asked else fresh
     written = After(replica, defined, asked["after"], seconds, seen) if "after" in asked else None
     while True:
         if written:
@@ -204,9 +204,9 @@ def get_key(store: str, key: str) -> Response:
         snapshot = fresh(snapshot)
         parts = keys.of_request(request.environ, known, snapshot.rule)
         position = snapshot.position  # before the row: it may be newer than it says, never older
-        offsets = None
+        offsets: Mapping[str, int] | None = None
         if past:
-            found, position = _past(defined, snapshot, parts, asked)
+            found, position, offsets = _past(defined, snapshot, parts, asked)
         elif not snapshot.has(parts):
             found, position = _by_table(defined, snapshot, parts)
         else:
@@ -241,7 +241,7 @@ def _by_table(store: Store, snapshot: Snapshot, parts: list[str]) -> tuple[Row |
     return the_lake().version(store, parts, snapshot, newest.version())
 
 
-def point(row: Row, position: int | None, offsets: dict[str, int] | None) -> tuple[bytes, str]:
+def point(row: Row, position: int | None, offsets: Mapping[str, int] | None) -> tuple[bytes, str]:
     """A point read's body, and its tag, which does not change with the position. ``offsets``: the row is ahead of it."""
     text = dumps(row).encode()  # once, for both
     ahead = b',"provisional":true,"offsets":%s' % dumps(offsets).encode() if offsets else b""
@@ -249,7 +249,7 @@ def point(row: Row, position: int | None, offsets: dict[str, int] | None) -> tup
     return body, hashlib.blake2b(text, digest_size=12).hexdigest()
 
 
-def _freshness(asked: dict[str, str]) -> Callable[[Snapshot], Snapshot]:
+def freshness(asked: Mapping[str, str]) -> Callable[[Snapshot], Snapshot]:
     """What makes of a store's state that of the freshness that is asked for."""
     found = asked.get("freshness", LIVE)
     if found not in FRESHNESS:
@@ -257,8 +257,8 @@ def _freshness(asked: dict[str, str]) -> Callable[[Snapshot], Snapshot]:
     return Snapshot.truth if found == CHANGELOG else lambda snapshot: snapshot
 
 
-def _ahead(offsets: dict[str, int]) -> dict[str, Any]:
-    """What an answer of many rows says where some of the store's may be ahead of its position."""
+def provisional(offsets: Mapping[str, int] | None) -> dict[str, Any]:
+    """What an answer says where something in it may be ahead of its position, up to some offsets."""
     return {"provisional": True, "offsets": offsets} if offsets else {}
 
 
@@ -272,9 +272,9 @@ def _seconds(text: str | None, most: float) -> float:
     return found
 
 
-def _past(store: Store, snapshot: Snapshot, parts: list[str], asked: dict[str, str]) -> tuple[Row | None, int | None]:
-    if snapshot.rule is None or snapshot.position is None:  # nothing has been merged yet
-        return None, None
+def _past(store: Store, snapshot: Snapshot, parts: list[str], asked: dict[str, str]) -> Past[Row | None]:
+    if snapshot.rule is None:  # nothing has been merged yet
+        return None, None, {}
     if "version" in asked:
         if "at" in asked:
             raise Problem(400, "bad-parameter", "found at and version, expected one of them")
@@ -284,7 +284,7 @@ def _past(store: Store, snapshot: Snapshot, parts: list[str], asked: dict[str, s
                 400, "bad-parameter", f"version: found {text[:100]!r}, expected a version of the state's table"
             )
         try:
-            return the_lake().version(store, parts, snapshot, int(text))
+            return *the_lake().version(store, parts, snapshot, int(text)), {}
         except (duckdb.Error, DeltaError) as error:
             detail = f"found no version {text} of state/{store.name}, expected one up to {snapshot.version}"
             raise Problem(404, "unknown-version", detail) from error
@@ -321,7 +321,7 @@ def _moment(name: str, text: str) -> dt.datetime:
 def lookup(store: str) -> Response:
     """Many keys in one request: the states of those that are there, and the keys that are not."""
     defined, snapshot = the_snapshot(store)
-    snapshot = _freshness(request.args.to_dict())(snapshot)
+    snapshot = freshness(request.args.to_dict())(snapshot)
     asked = body_of(request).get("keys")
     most = current_app.extensions["statehouse"].config.api.max_rows
     if not isinstance(asked, list) or len(asked) > most:
@@ -337,7 +337,7 @@ def lookup(store: str) -> Response:
         return Response(text, 200, forward.said(made.position, made.offsets), content_type=NDJSON)
     found = list(zip(asked, made.rows, strict=True))
     rows, missing = [row for _, row in found if row], [key for key, row in found if not row]
-    return listed(rows, {"missing": missing, "position": made.position, **_ahead(made.offsets)})
+    return listed(rows, {"missing": missing, "position": made.position, **provisional(made.offsets)})
 
 
 def _text(part: Any) -> str:
@@ -373,7 +373,7 @@ def scan(store: str) -> Response:
     kind = formats.wanted(request)
     most = replica.config.api.max_rows
     limit = limit_of(asked, sys.maxsize, MOST_STREAMED) if kind else limit_of(asked, min(DEFAULT_LIMIT, most), most)
-    snapshot = _freshness(asked)(the_snapshot(store)[1])
+    snapshot = freshness(asked)(the_snapshot(store)[1])
     if snapshot.rule is None:
         return (
             formats.streamed(iter(()), kind, pa.schema([]))
@@ -397,7 +397,7 @@ def scan(store: str) -> Response:
         rows = joined([*found.pages()] or [{}])
         more, rows = count(rows) > limit, {name: column[:limit] for name, column in rows.items()}
         following = keys.cursor(snapshot.last(rows)) if more else None
-        besides = {"cursor": following, "position": found.position, **_ahead(found.offsets)}
+        besides = {"cursor": following, "position": found.position, **provisional(found.offsets)}
         response = listed(lines(rows) if rows else [], besides)
     response.headers[forward.PLACE] = found.place
     return response

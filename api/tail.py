@@ -143,9 +143,9 @@ class Tail:
             self._newer.clear()
         return made.keys
 
-    def lay(self, events: pa.Table, pending: Rows, ahead: dict[str, int]) -> None:
+    def lay(self, events: pa.Table, pending: Rows, ahead: dict[str, int]) -> Ahead:
         """Show what events will make of their keys that the changelog does not have yet: all that there are, by their numbers among
-        what is pending. Kafka has them up to some offsets.
+        what is pending. Kafka has them up to some offsets. Gives what keeps them by key.
 
         That is folded when somebody asks for a key, and nothing is kept of it but the row that is shown: it is always the
         changelog's state with the pending events on top.
@@ -153,6 +153,7 @@ class Tail:
         self._ahead = self._ahead or Ahead(self.fold, self.stream, self.types)
         self._ahead.forget()
         self.more(events, pending, ahead)
+        return self._ahead
 
     def more(self, events: pa.Table, pending: Rows, ahead: dict[str, int]) -> None:
         """Show some more, besides those of before."""

@@ -32,6 +32,19 @@ def fold(reduce, events, *arguments):
     return REDUCE[reduce](values, standing, *arguments), standing[-1]["order"][0]
 
 
+def history(events):
+    """The events of one key, newest first; each once."""
+    return sorted({e["order"]: e for e in events}.values(), key=lambda e: e["order"], reverse=True)
+
+
+def standing(events):
+    """Each agent's report that counts, by agent; the events are reports and purges."""
+    events = history(events)
+    purges = [i for i, e in enumerate(events) if e["op"] == "purge"]
+    after = events[: purges[0]] if purges else events
+    return {e["agent"]: e["value"] for e in reversed(after)}
+
+
 def windowed(reduce, events, size, step, *arguments):
     """The same for each window of the key, by its start: an event is in every window [start, start + size), a purge in all."""
     starts = set()

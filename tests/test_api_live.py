@@ -9,6 +9,7 @@ import random
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import duckdb
@@ -104,7 +105,7 @@ class Event:
 class Topic:
     """A topic, a lake that follows it, and a replica that follows both."""
 
-    def __init__(self, config: Config, dice: random.Random) -> None:
+    def __init__(self, config: Config, dice: random.Random, replica_of: Callable[[Config], Replica] = Replica) -> None:
         self.config, self.dice = config, dice
         self.events = {p: [Event(dice, p, o) for o in range(60)] for p in PARTITIONS}
         self.logged = dict.fromkeys(PARTITIONS, 0)  # up to which offset the changelog has it
@@ -121,7 +122,7 @@ class Topic:
                 arrow(rule.tombstone_columns),
                 configuration={"delta.dataSkippingStatsColumns": "position"},
             )
-        self.replica = Replica(config)
+        self.replica = replica_of(config)
         self.live: Live = self.replica._lives["s"]
         self.follow()
 
@@ -482,16 +483,31 @@ def test_a_write_that_is_not_shown_any_more_when_it_is_read_is_waited_for_again(
     assert found.status_code == 504 and "within 0.2 s" in found.get_json()["detail"]
 
 
-@pytest.mark.parametrize("words", ["freshness=changelog", "at=2999-01-01T00:00:00Z"], ids=["changelog", "past"])
-def test_who_asks_the_changelog_or_the_past_waits_for_the_changelog(shop, words):
+@pytest.mark.parametrize("past", ["", "&at=2999-01-01T00:00:00Z"], ids=["now", "past"])
+def test_who_asks_the_changelog_waits_for_it(shop, past):
     shop.send(("a", 1))
-    path = f"/stores/total/keys/a?after={shop.topic}:0:0"
+    path = f"/stores/total/keys/a?after={shop.topic}:0:0{past}"
     found = shop.client.get(f"{path}&timeout=20").get_json()
-    assert (found["value"], found["provisional"]) == (1, True)
-    assert shop.client.get(f"{path}&timeout=0.2&{words}").status_code == 504
+    assert (found["value"], found["provisional"], found["offsets"]) == (1, True, {"0": 1})
+    assert shop.client.get(f"{path}&timeout=0.2&freshness=changelog").status_code == 504
     shop.log()
-    found = shop.client.get(f"{path}&timeout=20&{words}").get_json()
+    found = shop.client.get(f"{path}&timeout=20&freshness=changelog").get_json()
     assert (found["value"], "provisional" in found) == (1, False)
+
+
+def test_who_writes_has_it_in_the_history(shop):
+    client = shop.client
+    for number in range(3):
+        token = client.put("/stores/last/keys/mine", json={"value": number}).get_json()["token"]
+        assert client.get(f"/stores/last/keys/mine?after={token}&timeout=20").get_json()["value"] == number
+        history = client.get("/stores/last/keys/mine/history").get_json()
+        assert [(e["op"], e["value"], e["provisional"]) for e in history["events"]] == [
+            ("set", n, True) for n in range(number, -1, -1)
+        ]
+    client.delete("/stores/last/keys/mine")
+    eventually(lambda: shop.get("mine", "last") is None)
+    newest = client.get("/stores/last/keys/mine/history?limit=1").get_json()["events"]
+    assert [(e["op"], e["provisional"]) for e in newest] == [("purge", True)]
 
 
 def test_partitions_are_added_and_the_topic_is_truncated(shop):
