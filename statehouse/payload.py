@@ -415,7 +415,8 @@ def _plain_type(kind: Type) -> Any:
         return None if element is None else list[element | None]  # type: ignore[valid-type]
     if kind.name == "STRUCT":
         parts = {name: _plain_type(part) for name, part in kind.fields}
-        if None in parts.values():
+        # msgspec 0.22 passes over a name that is not ASCII where the payload has it with escapes.
+        if None in parts.values() or not all(map(str.isascii, parts)):
             return None
         return TypedDict("Struct", {n: part | None for n, part in parts.items()}, total=False)  # type: ignore[operator]
     if kind.name == "FLOAT":

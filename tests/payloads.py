@@ -256,7 +256,7 @@ def meaning(value, kind):
                 else made.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP)
             )
         need(abs(made) < Decimal(10) ** (precision - scale))
-        return made + 0
+        return made
     if kind == "BINARY":
         need(isinstance(value, str) and not isinstance(value, Raw))
         try:

@@ -1,0 +1,153 @@
+"""Both halves answer alike: what the API shows ahead of the changelog is what it shows by the changelog, and after the merge.
+
+Drawn schemas and payloads (tests/payloads.py) and the files of RFC 8259's test suite go through Spark and through the API. `make fuzz` does
+it at its full size.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from api import arrivals, create_app
+from jobs.ingest import Ingest
+from jobs.merge import Merge
+from tests.payloads import ddl, draw_payload, draw_schema, draw_text, write
+from tests.records import SCHEMA, stamp
+from tests.test_payload import SUITE, expected, wrapped
+
+SCHEMAS, PAYLOADS = int(os.environ.get("ALIKE_SCHEMAS", 4)), int(os.environ.get("ALIKE_PAYLOADS", 5000))
+T0 = 1_700_000_000_000_000
+KEYS = ("STRING", "BOOLEAN", "TINYINT", "SMALLINT", "INT", "BIGINT", "DATE", "TIMESTAMP", "TIMESTAMP_NTZ", "DECIMAL")
+# When a value changed is the wall clock's; the others are what tells the answers apart.
+MARKS = ("changed_at", "provisional", "position")
+
+
+def configured(lake, schema):
+    """A stream of these columns and an id, and a store for each way to look at them."""
+    columns = ", ".join(["id BIGINT", *(f"`{name}` {ddl(kind)}" for name, kind in schema)])
+    named = ", ".join(f"`{name}`" for name, _ in schema)
+    stores = [f"  rows: {{stream: s, key: id, value: 'struct({named})', reduce: latest}}"]
+    for number, (name, kind) in enumerate(schema):
+        stores.append(
+            f"  v{number}: {{stream: s, key: id, value: '`{name}`', reduce: {'first' if number % 2 else 'latest'}}}"
+        )
+        if isinstance(kind, str) and kind.startswith(KEYS):
+            stores.append(f"  k{number}: {{stream: s, key: ['`{name}` AS k', 'id % 7 AS m'], value: id, reduce: max}}")
+    text = "\n".join(stores).replace("'", '"')
+    return lake(f"streams:\n  s: {{topic: t, schema: '{columns}'}}\nstores:\n{text}\n")
+
+
+def drawn(dice, schema, count):
+    """Records, as (key, value, headers), and of each report whether it is taken."""
+    found = []
+    for number in range(1, count + 1):
+        payload = {"id": number, **draw_payload(dice, schema)}
+        kind = dice.random()
+        if kind < 0.05:  # a set of a whole row
+            body = {"value": {n: v for n, v in payload.items() if n != "id"}, "agent": draw_text(dice)}
+            found.append(
+                (str(dice.randint(1, count)), write(body), {"statehouse-op": b"set", "statehouse-store": b"rows"}, None)
+            )
+        elif kind < 0.08:  # a purge, of a key or of what may be one
+            key = f"{quote(draw_text(dice), safe=dice.choice(('', '+%')))}/{dice.randint(0, 6)}"
+            key = dice.choice((key, str(dice.randint(1, count)), draw_text(dice)))
+            store = dice.choice(("rows", "v0", "k0", None))
+            headers = {"statehouse-op": b"purge", **({"statehouse-store": store.encode()} if store else {})}
+            found.append((key, "", headers, None))
+        else:
+            found.append((None, write(payload), {}, expected(payload, schema) is not None))
+    return found
+
+
+def answers(client, config):
+    """Every row of every store, as JSON."""
+    found = {}
+    for name in config.stores:
+        answer = client.get(f"/stores/{name}/keys", headers={"Accept": "application/x-ndjson"})
+        assert answer.status_code == 200, answer.text
+        lines = [json.loads(line) for line in answer.text.splitlines()]
+        found[name] = [{n: v for n, v in line.items() if n not in MARKS} for line in lines]
+    return found
+
+
+class Served:
+    """The API on a lake; it follows when it is told to."""
+
+    def __init__(self, config):
+        quiet = config.model_copy(update={"api": config.api.model_copy(update={"freshness": "changelog"})})
+        app = create_app(quiet)
+        self.client, self.replica = app.test_client(), app.extensions["statehouse"].replica
+        self.replica.stop()
+        self.replica.refresh()
+
+
+def differ(spark, config, records):
+    """Send records through both halves; fail at the first difference. The number of records that were taken."""
+    stream = config.streams["s"]
+    ingest, merges = Ingest(spark, config, stream), [Merge(spark, config, store) for store in config.stores.values()]
+    rows = [
+        ("t", 0, offset, stamp(T0 + offset * 1000), key and key.encode(), value, [*headers.items()] or None)
+        for offset, (key, value, headers) in enumerate([(None, b'{"id": 0}', {}), *records])
+    ]
+    ingest.batch(spark.createDataFrame(rows[:1], SCHEMA))
+    for merge in merges:
+        merge.round()
+    served = Served(config)
+    before = served.replica._lives["s"]
+    sent = [(t, p, o, (T0 + o * 1000) // 1000, k, v, h) for t, p, o, _, k, v, h in rows[1:]]
+    before.cover({0: 1})
+    before.arrived(arrivals.table((*arrivals.record(*row), 0) for row in sent))
+    ahead = answers(served.client, config)
+    ingest.batch(spark.createDataFrame(rows, SCHEMA))
+    served.replica.refresh()
+    same(ahead, answers(served.client, config), "by the changelog")
+    for merge in merges:
+        merge.round()
+    same(ahead, answers(Served(config).client, config), "after the merge")
+    return ingest.events - 1
+
+
+def same(one, other, when):
+    for store, rows in one.items():
+        for left, right in zip(rows, other[store], strict=False):
+            assert left == right, (when, store)
+        assert len(rows) == len(other[store]), (when, store)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(SCHEMAS))
+def test_live_is_what_is_merged(spark, lake, seed):
+    dice = random.Random(seed)
+    schema = draw_schema(dice)
+    config, records = configured(lake, schema), drawn(dice, schema, PAYLOADS)
+    taken = differ(spark, config, [(key, value.encode(), headers) for key, value, headers, _ in records])
+    assert taken >= sum(right is True for *_, right in records) > PAYLOADS / 10
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SUITE.is_dir(), reason="the suite is not beside the checkout")
+def test_live_is_what_is_merged_of_the_json_suite(spark, lake):
+    kinds = [
+        "STRING",
+        "DOUBLE",
+        "DECIMAL(38, 10)",
+        "BIGINT",
+        "BOOLEAN",
+        "TIMESTAMP",
+        ("ARRAY", "STRING"),
+        ("MAP", "DOUBLE"),
+    ]
+    schema = [(f"c{number}", kind) for number, kind in enumerate(kinds)]
+    records = []
+    for file in sorted(Path(SUITE).glob("*.json")):
+        content = file.read_bytes()
+        columns = [b'{"id": %d, "c%d": %s}' % (len(records), number, content) for number in range(len(kinds))]
+        records += [(None, value, {}) for value in (*wrapped(content), *columns)]
+        records += [("1", b'{"value": {"c0": %s}}' % content, {"statehouse-op": b"set", "statehouse-store": b"rows"})]
+    assert differ(spark, configured(lake, schema), records) > 300
