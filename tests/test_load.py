@@ -57,7 +57,7 @@ def test_json_lines_once_a_file(spark, lake, tmp_path):
     reasons = {r["payload"]: r["reason"] for r in rows(spark, f"{config.root}/quarantine/s")}
     assert reasons["not json"] == "not a JSON object: found not json"
     assert reasons['{"key": "b", "n": 1}'].startswith("found no time")
-    assert reasons['{"n": "x"}'] == "n: found x, expected BIGINT"
+    assert reasons['{"n": "x"}'] == 'n: found "x", expected BIGINT'
     assert state(spark, config, "last") == {"a": 4}, "of rows with the same time the file's last is the latest"
     with gzip.open(tmp_path / "more.ndjson.gz", "wt") as file:
         file.write(json.dumps({"key": "a", "n": 100, "ts": iso(T0)}))
@@ -84,7 +84,7 @@ def test_csv_and_parquet_rows_are_what_a_producer_would_have_sent(spark, lake, t
     assert (found["a"]["n"], found["a"]["d"], found["a"]["flag"]) == (7, Decimal("1.50"), True)
     assert found["a"]["tags"] == ["x", "y"] and found['b, "c"']["n"] == 3 and found['b, "c"']["d"] is None
     reasons = sorted(r["reason"] for r in rows(spark, f"{config.root}/quarantine/s"))
-    assert reasons == ["flag: found perhaps, expected BOOLEAN", "n: found many, expected BIGINT"]
+    assert reasons == ['flag: found "perhaps", expected BOOLEAN', 'n: found "many", expected BIGINT']
     columns = {
         "key": ["p", "q", None],
         "n": pa.array([2**60, None, 1], pa.int64()),
