@@ -12,7 +12,8 @@ from typing import Any
 from sqlglot import exp
 
 from api.keys import ESCAPED
-from api.typed import BASE64, BITS, LARGEST
+from api.typed import BITS, LARGEST
+from statehouse.fold import BASE64
 
 Schema = dict[str, Any]
 

@@ -13,8 +13,8 @@ from decimal import Decimal
 from typing import Any
 
 from api import exact
+from statehouse.fold import BASE64
 
-BASE64 = "(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?"
 LARGEST = 1.7976931348623157e308  # a double
 BITS = {"TINYINT": 8, "SMALLINT": 16, "INT": 32, "BIGINT": 64}
 _TIME = re.compile(

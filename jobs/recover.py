@@ -146,9 +146,9 @@ HIDDEN = {("was", "added"), ("is", "gone")}
 
 
 def _same(old: Rule, new: Rule) -> str:
-    """SQL: whether a live row ``l`` and a draft's ``d`` have the same value. Maps cannot be compared, their text can."""
-    if old.value_type == new.value_type and "MAP<" not in new.value_type.upper():
-        return "l.value <=> d.value"
+    """SQL: whether a live row ``l`` and a draft's ``d`` have the same value; where their types differ, by their text."""
+    if old.value_type == new.value_type:
+        return new.same("l.value", "d.value")
     return "to_json(struct(l.value AS v)) <=> to_json(struct(d.value AS v))"
 
 

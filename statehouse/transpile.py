@@ -5,6 +5,7 @@
 * ``max_by`` and ``min_by``: DuckDB's pass over a null value, Spark's do not: ``arg_max_null``, ``arg_min_null``.
 * ``try_url_decode``: DuckDB's ``url_decode`` raises; under ``TRY`` it is null. ``timestamp_millis`` and
   ``timestamp_micros`` have other names.
+* ``try_sum`` and ``try_add``: DuckDB's raise where decimals or integers are too large; its sum of integers has room for all.
 * ``from_json`` of a literal type: a cast of JSON, null where it is not of that type.
 
 ``tests/test_transpile.py`` runs each in DuckDB, and ``tests/test_law.py`` the whole fold.
@@ -88,11 +89,27 @@ def _times_thousand(value: exp.Expr) -> exp.Expr:
     return exp.Mul(this=exp.Paren(this=value.copy()), expression=exp.Literal.number(1000))
 
 
+def _try_sum(node: exp.Anonymous) -> exp.Expr:
+    """Of a cast to DECIMAL(38, s): one after the other, as an error cannot be caught in an aggregate."""
+    (value,) = node.expressions
+    if not isinstance(value, exp.Cast):
+        return _call("sum", value)
+    kind, narrow = value.to, exp.DataType.build(value.to.sql("spark").replace("(38,", "(37,"), dialect="spark")
+    x, y = (exp.TryCast(this=exp.to_identifier(name), to=narrow.copy()) for name in ("_x", "_y"))
+    both = exp.Cast(this=exp.Add(this=x, expression=y), to=kind.copy())
+    add = exp.Lambda(this=both, expressions=[exp.to_identifier("_x"), exp.to_identifier("_y")])
+    known = exp.Filter(
+        this=_call("list", value), expression=exp.Where(this=exp.Not(this=exp.Is(this=value.copy(), expression=exp.Null())))
+    )
+    return _call("list_reduce", known, add)
+
+
 ANONYMOUS: dict[str, Callable[[exp.Anonymous], exp.Expr]] = {
     "map_filter": _map_filter,
     "map_zip_with": _map_zip_with,
     "timestamp_micros": lambda node: _call("make_timestamptz", node.expressions[0]),
     "timestamp_millis": lambda node: _call("make_timestamptz", _times_thousand(node.expressions[0])),
+    "try_sum": _try_sum,
     "try_url_decode": lambda node: _call("try", _call("url_decode", *node.expressions)),
 }
 
@@ -103,12 +120,16 @@ def _from_json(node: exp.FromJson) -> exp.Expr:
         kind = exp.DataType.build(text, dialect="spark")
     except sqlglot.errors.ParseError:  # the columns of an object, as Spark also takes them
         kind = exp.DataType.build(f"STRUCT<{text}>", dialect="spark")
+    if any(inner.this == exp.DataType.Type.BINARY for inner in kind.find_all(exp.DataType)):
+        raise sqlglot.UnsupportedError("DuckDB does not read base64 out of JSON")
     return exp.TryCast(this=exp.TryCast(this=node.this.copy(), to=exp.DataType.build("JSON")), to=kind)
 
 
 def _rewrite(node: exp.Expr) -> exp.Expr:
     if isinstance(node, exp.Anonymous) and node.name.lower() in ANONYMOUS:
         return ANONYMOUS[node.name.lower()](node).transform(_rewrite)
+    if isinstance(node, exp.SafeAdd):
+        return _call("try", exp.Add(this=node.this.copy(), expression=node.expression.copy())).transform(_rewrite)
     if isinstance(node, exp.Exists) and isinstance(node.expression, exp.Lambda):
         return _exists(node).transform(_rewrite)
     if isinstance(node, exp.FromJson) and isinstance(node.expression, exp.Literal):

@@ -6,6 +6,8 @@ An event is a dict: op (report, set, purge), agent, value, order = (time in micr
 from collections import Counter
 from decimal import Decimal
 
+YEAR_ONE = -62_135_596_800_000_000  # microseconds since 1970
+
 
 def fold(reduce, events, *arguments):
     """The value of one key and the time (microseconds) of the latest event behind it; None: absent.
@@ -33,12 +35,13 @@ def fold(reduce, events, *arguments):
 
 
 def windowed(reduce, events, size, step, *arguments):
-    """The same for each window of the key, by its start: an event is in every window [start, start + size), a purge in all."""
+    """The same for each window of the key, by its start: an event is in every window [start, start + size), a purge in all. No
+    window begins before the year 1."""
     starts = set()
     for event in events:
         if event["op"] == "report":
             last = event["order"][0] // step * step
-            starts |= {s for s in range(last, last - size, -step) if s <= event["order"][0] < s + size}
+            starts |= {s for s in range(last, last - size, -step) if s <= event["order"][0] < s + size and s >= YEAR_ONE}
     inside = {s: [e for e in events if e["op"] == "purge" or s <= e["order"][0] < s + size] for s in starts}
     folded = {s: fold(reduce, found, *arguments) for s, found in inside.items()}
     return {s: found for s, found in folded.items() if found}
