@@ -128,7 +128,9 @@ def problems(spark: SparkSession, config: Config) -> list[tuple[tuple, str]]:
                 at = (*path, "key", index) if store.composite else (*path, "key")
                 kind = ask(stream, at, key.expression)
                 if kind and not is_one(kind, KEYS):
-                    found.append((at, f"found a key of type {ddl(kind)}, expected text, a whole number, a date or a time"))
+                    found.append(
+                        (at, f"found a key of type {ddl(kind)}, expected text, a whole number, a date or a time")
+                    )
             ask(stream, (*path, "agent"), store.agent)
             kind = ask(stream, (*path, "where"), store.where)
             if kind and ddl(kind) != "BOOLEAN":

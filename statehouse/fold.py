@@ -58,7 +58,8 @@ def within_years(column: str, kind: str) -> str:
     """A column as SQL, null where it is a time outside the years 1 to 9999."""
     if kind.upper() not in TIMES:
         return column
-    return f"CASE WHEN unix_micros(CAST({column} AS TIMESTAMP)) BETWEEN {LEAST} AND {GREATEST} THEN {column} END"
+    moment = column if kind.upper() == "TIMESTAMP" else f"CAST({column} AS TIMESTAMP)"
+    return f"CASE WHEN unix_micros({moment}) BETWEEN {LEAST} AND {GREATEST} THEN {column} END"
 
 
 def gained(stream: Stream, names: Sequence[str]) -> dict[str, str]:

@@ -210,9 +210,7 @@ def fold_of(delta: DeltaTable) -> int:
 
 def definition_of(rule: Rule) -> str:
     """A rule with its types as the text that is kept in a state table's properties."""
-    return json.dumps(
-        {**rule.store.definition, "types": rule.types}, sort_keys=True
-    )
+    return json.dumps({**rule.store.definition, "types": rule.types}, sort_keys=True)
 
 
 def stored_rule(delta: DeltaTable | None, name: str) -> Rule | None:
@@ -228,7 +226,9 @@ def stored_rule(delta: DeltaTable | None, name: str) -> Rule | None:
 
 def select(delta: DeltaTable, query: str) -> list[dict[str, Any]]:
     """Rows of a query of one table, which is ``found`` in it, by DataFusion: Spark takes a second for any."""
-    return pa.table(QueryBuilder().register("found", delta).execute(query).read_all()).to_pylist()
+    asked = QueryBuilder().register("found", delta)
+    asked.execute("SET datafusion.execution.parquet.coerce_int96 = 'us'")  # in nanoseconds the year 2500 is long ago
+    return pa.table(asked.execute(query).read_all()).to_pylist()
 
 
 def rows_and_bytes(path: str, version: int | None = None) -> tuple[int, int]:

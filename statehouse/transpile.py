@@ -99,7 +99,8 @@ def _try_sum(node: exp.Anonymous) -> exp.Expr:
     both = exp.Cast(this=exp.Add(this=x, expression=y), to=kind.copy())
     add = exp.Lambda(this=both, expressions=[exp.to_identifier("_x"), exp.to_identifier("_y")])
     known = exp.Filter(
-        this=_call("list", value), expression=exp.Where(this=exp.Not(this=exp.Is(this=value.copy(), expression=exp.Null())))
+        this=_call("list", value),
+        expression=exp.Where(this=exp.Not(this=exp.Is(this=value.copy(), expression=exp.Null()))),
     )
     return _call("list_reduce", known, add)
 

@@ -151,7 +151,9 @@ def parse_schema(ddl: str) -> list[Column]:
                 known = "STRING, a number, BOOLEAN, DATE, TIMESTAMP, BINARY, ARRAY, MAP or STRUCT"
                 raise ValueError(f"found the column {found.name!r} of type {kind.sql('spark')}, expected {known}")
             if kind.this == _KINDS.MAP and kind.expressions and kind.expressions[0].this != _KINDS.TEXT:
-                raise ValueError(f"found the column {found.name!r} of type {kind.sql('spark')}, expected keys of type STRING")
+                raise ValueError(
+                    f"found the column {found.name!r} of type {kind.sql('spark')}, expected keys of type STRING"
+                )
             if kind.this == _KINDS.TIMESTAMPLTZ:  # another name of the same
                 kind.set("this", _KINDS.TIMESTAMPTZ)
         required = any(isinstance(c.kind, exp.NotNullColumnConstraint) for c in found.constraints)

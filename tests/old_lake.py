@@ -67,7 +67,12 @@ def report(key, number, **values):
         "amount": number * 1234567 + 0.25,
         "day": other[:10],
         "at": other,
-        "place": {"Town": f"t{number % 4}", "houseNumber": number % 3, "since": other, "inner": {"deepField": number / 4}},
+        "place": {
+            "Town": f"t{number % 4}",
+            "houseNumber": number % 3,
+            "since": other,
+            "inner": {"deepField": number / 4},
+        },
         "tags": ["x", f"y{number}"],
         "notes": {"Key": f"v{number}"},
         "ts": time,
@@ -78,9 +83,20 @@ def report(key, number, **values):
 # Payloads by batch: a dict is a report, a tuple a set (store, key, body), text a key that is purged, bytes are refused.
 BATCHES = [
     [report(f"k{n % 5}", n) for n in range(20)],
-    [report(f"k{n % 5}", n) for n in range(20, 40)] + [report("gone", 8), report("late", 4), b'{"key": 1, "at": "no time"}'],
-    ["gone", ("total", "k1", {"value": "5.5"}), ("votes", "k2", {"value": "c", "agent": "z"}), report("k0", 12, place=None)],
-    [report("late", 12), report("gone", 1), ("place", "put", {"value": {"Town": "set", "houseNumber": 7}}), b"not JSON"],
+    [report(f"k{n % 5}", n) for n in range(20, 40)]
+    + [report("gone", 8), report("late", 4), b'{"key": 1, "at": "no time"}'],
+    [
+        "gone",
+        ("total", "k1", {"value": "5.5"}),
+        ("votes", "k2", {"value": "c", "agent": "z"}),
+        report("k0", 12, place=None),
+    ],
+    [
+        report("late", 12),
+        report("gone", 1),
+        ("place", "put", {"value": {"Town": "set", "houseNumber": 7}}),
+        b"not JSON",
+    ],
 ]
 TASKS = ["9999-12-31T00:00:00Z", "2500-01-01T00:00:00Z"]
 
@@ -167,7 +183,15 @@ def make(folder):
     tasks = Tasks(spark, config)
     for number, batch in enumerate(records()):
         rows = [
-            (t, p, o, stamp(at), key and key.encode(), body, [(k, v.encode()) for k, v in heads.items()] if heads else None)
+            (
+                t,
+                p,
+                o,
+                stamp(at),
+                key and key.encode(),
+                body,
+                [(k, v.encode()) for k, v in heads.items()] if heads else None,
+            )
             for t, p, o, at, key, body, heads in batch
         ]
         ingest.batch(spark.createDataFrame(rows, SCHEMA).coalesce(1))

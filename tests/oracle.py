@@ -41,7 +41,9 @@ def windowed(reduce, events, size, step, *arguments):
     for event in events:
         if event["op"] == "report":
             last = event["order"][0] // step * step
-            starts |= {s for s in range(last, last - size, -step) if s <= event["order"][0] < s + size and s >= YEAR_ONE}
+            starts |= {
+                s for s in range(last, last - size, -step) if s <= event["order"][0] < s + size and s >= YEAR_ONE
+            }
     inside = {s: [e for e in events if e["op"] == "purge" or s <= e["order"][0] < s + size] for s in starts}
     folded = {s: fold(reduce, found, *arguments) for s, found in inside.items()}
     return {s: found for s, found in folded.items() if found}
