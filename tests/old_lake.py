@@ -1,16 +1,20 @@
 """A lake as it was written before files had microseconds (INT96), and what is right in it.
 
 ``tests/fixtures/old-lake.tar.gz`` was made by the code of commit 4723bba, from a checkout of that:
-``PYTHONPATH=. python …/tests/old_lake.py FOLDER``. It is not made anew: it stands for the lakes that are there.
+``PYTHONPATH=. python …/tests/old_lake.py FOLDER`` (the last batch but one is merged with the last). It is not made anew: it stands for the lakes that are there.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import sys
 import tarfile
 from decimal import Decimal
 from pathlib import Path
+
+from tests.oracle import fold, windowed
+from tests.records import SCHEMA, iso, stamp
 
 TOPIC = "old"
 CONFIG = """
@@ -102,57 +106,113 @@ TASKS = ["9999-12-31T00:00:00Z", "2500-01-01T00:00:00Z"]
 
 
 def records():
-    """Kafka's records, batch by batch: topic, partition, offset, time (microseconds), key, payload, headers."""
-    offset, batches = 0, []
-    for batch in BATCHES:
-        made = []
-        for found in batch:
-            key = payload = headers = None
-            if isinstance(found, bytes):
-                payload = found
-            elif isinstance(found, str):
-                key = found
-            elif isinstance(found, tuple):
-                store, key, body = found
+    """Kafka's records, batch by batch: topic, partition, offset, time (microseconds), key, payload, headers. Tasks come last."""
+    made = as_records(BATCHES)
+    for due in TASKS:
+        task = json.dumps({"due": due, "send": {"topic": "told", "value": "x"}}).encode()
+        made[-1].append((TOPIC, 0, made[-1][-1][2] + 1, KAFKA_TIME, None, task, {"statehouse-op": "task"}))
+    return made
+
+
+def as_records(batches):
+    """The same of other batches, without tasks."""
+    offset, made = 0, []
+    for batch in batches:
+        made.append([])
+        for one in batch:
+            key = headers = None
+            payload = one if isinstance(one, bytes) else json.dumps(one).encode()
+            if isinstance(one, str):
+                key, payload = one, None
+            elif isinstance(one, tuple):
+                store, key, body = one
                 headers, payload = {"statehouse-op": "set", "statehouse-store": store}, json.dumps(body).encode()
-            else:
-                payload = json.dumps(found).encode()
-            made.append((TOPIC, 0, offset, KAFKA_TIME + offset * 1_000_000, key, payload, headers))
+            made[-1].append((TOPIC, 0, offset, KAFKA_TIME + offset * 1_000_000, key, payload, headers))
             offset += 1
-        batches.append(made)
-    tasks = [json.dumps({"due": due, "send": {"topic": "told", "value": "x"}}).encode() for due in TASKS]
-    batches[-1] += [(TOPIC, 0, offset + i, KAFKA_TIME, None, t, {"statehouse-op": "task"}) for i, t in enumerate(tasks)]
-    return batches
+    return made
 
 
-def events(column):
-    """The events of a column's value as :mod:`tests.oracle` wants them, by key, in the types that Python has: a report is in each
-    store; a set or a purge has a ``store``, or None."""
-    found = {}
-    for batch, made in zip([*BATCHES], records(), strict=True):
-        for (_, _, offset, kafka_time, _, _, _), one in zip(made, batch, strict=False):
-            if isinstance(one, bytes):
+def rows_of(batch):
+    """Records as Spark's source gives them."""
+    for topic, partition, offset, time, key, payload, headers in batch:
+        pairs = [(name, value.encode()) for name, value in headers.items()] if headers else None
+        yield topic, partition, offset, stamp(time), key and key.encode(), payload, pairs
+
+
+STORES = {  # store: the value's column, the reducer, and the window's length and step
+    "total": ("amount", "sum", None),
+    "votes": ("word", "majority", None),
+    "place": ("place", "latest", None),
+    "places": ("place", "majority", None),
+    "when": ("at", "latest", None),
+    "longest": ("at", "max", None),
+    "hours": ("key", "count", (3600, 3600)),
+    "weeks": ("key", "count", (604_800, 604_800)),
+    "quarters": ("key", "count", (3600, 900)),
+}
+MENDED = ("place", "places", "quarters")  # by themselves: they were stored wrongly
+
+
+def right(store, batches=None):
+    """The oracle's state of a store: value and event time (microseconds) by key, or by key and the start of the window; structs are
+    JSON text. ``batches`` are those of the lake, if they are no others."""
+    column, reducer, window = STORES[store]
+    states = {}
+    for key, events in _events(store, column, batches or BATCHES).items():
+        if window:
+            size, step = (seconds * 1_000_000 for seconds in window)
+            found = {(key, start): state for start, state in windowed(reducer, events, size, step).items()}
+        else:
+            found = {key: fold(reducer, events)}
+        states |= {key: state for key, state in found.items() if state}
+    return states
+
+
+def _events(store, column, batches):
+    found, offset = {}, 0
+    for one in (one for batch in batches for one in batch):
+        at = offset
+        offset += 1
+        if isinstance(one, bytes):
+            continue
+        if isinstance(one, dict):
+            key, op, time = one["key"], "report", micros(one["ts"])
+            agent, value = one["agent"], plain(column, one[column])
+        elif isinstance(one, str):
+            key, op, time, agent, value = one, "purge", KAFKA_TIME + at * 1_000_000, None, None
+        else:
+            target, key, body = one
+            if target != store:
                 continue
-            if isinstance(one, dict):
-                time, key, op, store = micros(one["ts"]), one["key"], "report", None
-                agent, value = one["agent"], one[column]
-            else:
-                op, time = ("purge" if isinstance(one, str) else "set"), kafka_time
-                store, key, body = (None, one, {}) if isinstance(one, str) else one
-                agent, value = body.get("agent", "api"), body.get("value")
-            if column == "amount" and value is not None:
-                value = Decimal(str(value))
-            if column in ("at", "ts") and value is not None:
-                value = micros(value)
-            event = {"op": op, "agent": agent, "value": value, "order": (time, 0, offset), "store": store}
-            found.setdefault(key, []).append(event)
+            op, time, agent, value = (
+                "set",
+                KAFKA_TIME + at * 1_000_000,
+                body.get("agent", "api"),
+                plain(column, body["value"]),
+            )
+        found.setdefault(key, []).append({"op": op, "agent": agent, "value": value, "order": (time, 0, at)})
     return found
+
+
+def plain(column, value):
+    """A value of a payload as the oracle compares it."""
+    if value is None:
+        return None
+    if column == "amount":
+        return Decimal(str(value))
+    if column == "at":
+        return micros(value)
+    if column == "place":
+        inner = {"deepField": value["inner"]["deepField"]} if value.get("inner") else None
+        since = iso(micros(value["since"])) if value.get("since") else None
+        return json.dumps(
+            {"Town": value.get("Town"), "houseNumber": value.get("houseNumber"), "since": since, "inner": inner}
+        )
+    return value
 
 
 def micros(text):
     """Microseconds since 1970 of a time in UTC."""
-    import datetime as dt
-
     moment = dt.datetime.fromisoformat(text.replace("Z", "").replace(".5", ".500000"))
     return (moment - dt.datetime(1970, 1, 1)) // dt.timedelta(microseconds=1)
 
@@ -173,7 +233,6 @@ def make(folder):
     from jobs.session import session
     from jobs.tasks import Tasks
     from statehouse.config import load
-    from tests.records import SCHEMA, stamp
 
     folder.mkdir(parents=True)
     (folder / "statehouse.yaml").write_text(CONFIG)
@@ -182,19 +241,7 @@ def make(folder):
     ingest = Ingest(spark, config, config.streams["s"])
     tasks = Tasks(spark, config)
     for number, batch in enumerate(records()):
-        rows = [
-            (
-                t,
-                p,
-                o,
-                stamp(at),
-                key and key.encode(),
-                body,
-                [(k, v.encode()) for k, v in heads.items()] if heads else None,
-            )
-            for t, p, o, at, key, body, heads in batch
-        ]
-        ingest.batch(spark.createDataFrame(rows, SCHEMA).coalesce(1))
+        ingest.batch(spark.createDataFrame([*rows_of(batch)], SCHEMA).coalesce(1))
         if number == 2:
             continue  # the last batch but one is merged with the last
         for store in config.stores.values():
