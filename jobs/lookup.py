@@ -48,9 +48,8 @@ def table_of(spark: SparkSession, lookup: Lookup) -> DataFrame:
         made = found.groupBy(*keys).agg(
             F.first(quoted(lookup.name)).alias(lookup.name), F.count("*").alias(many(lookup))
         )
-        return spark.createDataFrame(
-            made.dropna(subset=[_key(lookup, i) for i in range(len(keys))]).collect(), made.schema
-        )
+        # By Arrow: Python has no time of the year 1 that PySpark could make.
+        return spark.createDataFrame(made.dropna(subset=[_key(lookup, i) for i in range(len(keys))]).toArrow())
     except StatehouseError:
         raise
     except Exception as error:  # no such file, no such format, no such type: Spark has many words for it
@@ -59,8 +58,9 @@ def table_of(spark: SparkSession, lookup: Lookup) -> DataFrame:
 
 def twofold(lookup: Lookup, table: DataFrame) -> str:
     """A key that more than one row has, in words; empty where there is none."""
-    row = table.where(f"{quoted(many(lookup))} > 1").first()
-    return f"{row[-1]} rows with the key {'/'.join(map(str, row[:-2]))!r}" if row else ""
+    texts = [f"CAST({quoted(_key(lookup, i))} AS STRING)" for i in range(len(lookup.key))]
+    row = table.where(f"{quoted(many(lookup))} > 1").selectExpr(*texts, quoted(many(lookup))).first()
+    return f"{row[-1]} rows with the key {'/'.join(map(str, row[:-1]))!r}" if row else ""
 
 
 def _read(spark: SparkSession, path: str) -> DataFrame:

@@ -67,7 +67,7 @@ def one_version_back(config):
     for store in config.stores:
         for kind in ("state", "tombstones"):
             delta = opened(table(config, kind, store))
-            if delta.version() == 3 or kind == "tombstones" and delta.version() > 1:
+            if delta.version() == 3 or (kind == "tombstones" and delta.version() > 1):
                 (file,) = [f"{delta.version():020}.json"]
                 (__import__("pathlib").Path(table(config, kind, store)) / "_delta_log" / file).unlink()
 
