@@ -4,7 +4,7 @@ An event is a dict: op (report, set, purge), agent, value, order = (time in micr
 """
 
 from collections import Counter
-from decimal import Decimal
+from decimal import Context, Decimal, localcontext
 
 YEAR_ONE = -62_135_596_800_000_000  # microseconds since 1970
 
@@ -54,6 +54,11 @@ def _majority(values, standing):
     return max(standing, key=lambda e: (votes[e["value"]], e["order"]))["value"]
 
 
+def _total(values):
+    with localcontext(Context(prec=100)):  # by default a sum is rounded to 28 digits
+        return sum(values)
+
+
 def _count(values, standing):
     return sum(e["value"] if e["op"] == "set" else 1 for e in standing)
 
@@ -63,10 +68,10 @@ REDUCE = {
     "majority": _majority,
     "at_least_one": lambda values, standing, v, w: v if v in values else w,
     "first": lambda values, standing: values[0],
-    "sum": lambda values, standing: sum(values),
+    "sum": lambda values, standing: _total(values),
     "count": _count,
     "min": lambda values, standing: min(values),
     "max": lambda values, standing: max(values),
     "own": lambda values, standing: max(values) - min(values),  # the range, as the tests define it
-    "avg": lambda values, standing: float(sum(Decimal(v) for v in values)) / len(values),
+    "avg": lambda values, standing: float(_total(map(Decimal, values))) / len(values),
 }

@@ -369,6 +369,13 @@ def reducers(kind):
     return found + (["sum", "avg"] if kind.startswith(NUMBERS) else [])
 
 
+def some_of(fit, number):
+    """Three of a type's reducers, others for the next type, in which sums are; all of them in `make law`."""
+    if "LAW_EXAMPLES" in os.environ:
+        return fit
+    return {fit[number % len(fit)], fit[(number + 1) % len(fit)], fit[-2]}
+
+
 def histories(kind, reduce):
     """Events of one key, cut into two batches: whether each is in the second."""
     value = values_of(kind, narrow=reduce in ("sum", "avg"))
@@ -440,7 +447,7 @@ def states_of(table, kind, reduce):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_duckdb_folds_values_of_every_type(kind):
-    for reduce in reducers(kind):
+    for reduce in some_of(reducers(kind), KINDS.index(kind)):
         batches, expected = cases(kind, reduce, int(os.environ.get("LAW_EXAMPLES", "20")))
         with duckdb.connect() as db:
             db.execute("SET TimeZone = 'UTC'")

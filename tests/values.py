@@ -87,7 +87,7 @@ def moment(micros):
 def drawn(kind, narrow=False):
     """Values of a type, also of its edges, as :func:`comparable` has them; ``narrow``: that can be added up."""
     if kind in BITS:
-        limit = 2 ** (BITS[kind] - 1 - (8 if narrow else 0))
+        limit = 2 ** (BITS[kind] - 1)
         return st.sampled_from([-limit, limit - 1, 0, 1]) | st.integers(-limit, limit - 1)
     if kind.startswith("DECIMAL"):
         precision, scale = digits(kind)
