@@ -161,4 +161,8 @@ def test_sums_have_all_of_their_digits(old):
 
 # TEMPORARY
 from tests.test_types import *  # noqa
-from tests.test_law import test_spark_has_an_event_in_all_of_its_windows, test_spark_folds_values_of_every_type, test_spark_merges_agree_with_the_oracle_in_any_order_and_batches  # noqa
+from tests.test_law import (
+    test_spark_has_an_event_in_all_of_its_windows,
+    test_spark_folds_values_of_every_type,
+    test_spark_merges_agree_with_the_oracle_in_any_order_and_batches,
+)  # noqa

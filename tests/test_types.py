@@ -108,9 +108,14 @@ def test_values_are_what_was_sent_in_both_engines(spark, lake):
     ignored = {("least", "put"), ("deep", "put"), ("total", "put")}
     for found in (followed, merged):
         latest = {k: v for k, v in found.items() if k not in ignored}
-        assert latest == {**EXPECTED, **{k: latest[k] for k in [("last", "a"), ("attrs", "a"), ("raw", "a"), ("when", "a")]}}
+        assert latest == {
+            **EXPECTED,
+            **{k: latest[k] for k in [("last", "a"), ("attrs", "a"), ("raw", "a"), ("when", "a")]},
+        }
     assert before["last"] == STRUCT and before["attrs"] == SENT["attrs"] and before["raw"] == "aGk="
-    messages = spark.read.format("delta").load(states["most"].state).select(send.json(["key", "value", "reports"]).alias("m"))
+    messages = (
+        spark.read.format("delta").load(states["most"].state).select(send.json(["key", "value", "reports"]).alias("m"))
+    )
     told = {(m := json.loads(row.m))["key"]: m for row in messages.collect()}
     times = {"order": [{"Zz": "9999-12-31T23:59:59.999999Z"}]}
     assert told["a"]["value"] == {**STRUCT, **times} == told["a"]["reports"]["p"]["value"]
@@ -124,7 +129,10 @@ def test_a_map_that_stays_the_same_has_not_changed(spark, lake):
     for offset, attrs in enumerate([{"a": "1"}, {"a": "1"}, {"a": "2"}]):
         ingest.batch(spark.createDataFrame([sent(offset, {"k": "a", "attrs": attrs})], SCHEMA))
         state.round()
-        seen += [r.at for r in spark.read.format("delta").load(state.state).selectExpr("unix_micros(changed_at) AS at").collect()]
+        seen += [
+            r.at
+            for r in spark.read.format("delta").load(state.state).selectExpr("unix_micros(changed_at) AS at").collect()
+        ]
     assert seen[0] == seen[1] < seen[2]
 
 
@@ -141,7 +149,10 @@ REFUSED = [
     ("value: CAST(big AS DECIMAL(38,38)), reduce: sum", "at most 36 decimals"),
     ("value: a, reduce: sum", "a number"),
     ("value: k, key: at - current_timestamp(), reduce: latest", "found a key of type INTERVAL"),
-    ("value: at, reduce: {fold: {x: max(value) - min(value)}, combine: {x: greatest(a.x, b.x)}, result: x}", "both engines"),
+    (
+        "value: at, reduce: {fold: {x: max(value) - min(value)}, combine: {x: greatest(a.x, b.x)}, result: x}",
+        "both engines",
+    ),
 ]
 
 
@@ -156,7 +167,14 @@ def test_what_a_reducer_cannot_take_is_refused_by_check(spark, lake):
 
 @pytest.mark.parametrize(
     "column",
-    ["i INTERVAL DAY", "v VARIANT", "c CHAR(3)", "v VARCHAR(3)", "s STRUCT<a: INT, b: INTERVAL YEAR>", "m MAP<INT, INT>"],
+    [
+        "i INTERVAL DAY",
+        "v VARIANT",
+        "c CHAR(3)",
+        "v VARCHAR(3)",
+        "s STRUCT<a: INT, b: INTERVAL YEAR>",
+        "m MAP<INT, INT>",
+    ],
 )
 def test_a_column_that_no_half_can_carry_is_refused(lake, column):
     with pytest.raises(ConfigError, match=f"found the column '{column[0]}' of type .*, expected"):
@@ -181,8 +199,14 @@ def test_files_of_other_writers_are_loaded_with_their_times(spark, lake, tmp_pat
         pq.write_table(rows, tmp_path / f"{name}.parquet", **how)
         assert load(spark, config, config.streams["t"], tmp_path / f"{name}.parquet").events == len(moments)
     log = spark.read.format("delta").load(f"{config.root}/changelog/t")
-    found = log.groupBy("k").agg({"at": "array_agg"}).selectExpr("k", "transform(`array_agg(at)`, t -> unix_micros(t)) AS at")
-    micros = {name: {(m - EPOCH) // dt.timedelta(microseconds=1) for m in moments} for name, (moments, _, _) in files.items()}
+    found = (
+        log.groupBy("k")
+        .agg({"at": "array_agg"})
+        .selectExpr("k", "transform(`array_agg(at)`, t -> unix_micros(t)) AS at")
+    )
+    micros = {
+        name: {(m - EPOCH) // dt.timedelta(microseconds=1) for m in moments} for name, (moments, _, _) in files.items()
+    }
     assert {row.k: set(row.at) for row in found.collect()} == micros
 
 
