@@ -23,6 +23,7 @@ from sqlglot import exp
 
 from api import duck
 from api.ahead import after
+from api.cells import rows_of
 from api.delta import Which, parts, pin, unpin
 from api.duck import ROWS, literal, quoted
 from api.feed import batches
@@ -130,7 +131,7 @@ class Lake:
             ).to_arrow_table(ROWS)
 
         found, position, offsets = self._read(snapshot, rule, key, read)
-        return [_event(row) for row in found.to_pylist(maps_as_pydicts="strict")], position, offsets
+        return [_event(row) for row in rows_of(found)], position, offsets
 
     def at(self, snapshot: Snapshot, key: Sequence[str], moment: dt.datetime) -> Past[Row | None]:
         """The state of a key as its events up to an event time (naive, UTC) make it, also those that are pending."""
@@ -181,7 +182,7 @@ class Lake:
             unpin(db, "_quarantine")
             return found
 
-        return self._tables.ask(read).to_pylist()
+        return rows_of(self._tables.ask(read))
 
     def tasks(self, wanted: Mapping[str, str], after: tuple[int, str] | None, limit: int) -> list[Row]:
         """Tasks of which columns have the values that are wanted, by due (after so many microseconds since 1970, and an id) and id."""
@@ -213,7 +214,7 @@ class Lake:
             unpin(db, "_tasks")
             return found
 
-        return self._tables.ask(read).to_pylist()
+        return rows_of(self._tables.ask(read))
 
     def touched(self, snapshot: Snapshot, start: int, head: int) -> list[Key]:
         """The keys that the changelog's versions (start, head] touch. In a windowed store they have the window, or None for

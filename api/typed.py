@@ -7,15 +7,19 @@ The messages say what was expected; the caller says what was found.
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import math
 import re
 from decimal import Decimal
 from typing import Any
 
-from api import exact
+from sqlglot import exp
 
-BASE64 = "(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?"
-LARGEST = 1.7976931348623157e308  # a double
+from api import exact
+from statehouse.payload import GREATEST_FLOAT
+from statehouse.types import FORMS
+
+LARGEST = {"FLOAT": GREATEST_FLOAT, "DOUBLE": 1.7976931348623157e308}
 BITS = {"TINYINT": 8, "SMALLINT": 16, "INT": 32, "BIGINT": 64}
 _TIME = re.compile(
     r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)(:\d\d)?(\.\d{1,6})?(Z|[+-]\d\d:\d\d)?)?",
@@ -74,7 +78,7 @@ def conforming(value: Any, kind: str) -> Any:
         return format(_decimal(Decimal(value), plain), "f")
     if plain in ("FLOAT", "DOUBLE"):
         # As the schema writes it, not as the double that either would be rounded to.
-        if type(value) not in (int, Decimal) or abs(value) > Decimal(repr(LARGEST)):
+        if type(value) not in (int, Decimal) or abs(value) > Decimal(repr(LARGEST[plain])):
             raise ValueError(f"expected a number ({plain})")
         return value
     if plain == "BOOLEAN":
@@ -82,18 +86,52 @@ def conforming(value: Any, kind: str) -> Any:
             raise ValueError("expected true or false")
         return value
     if plain.startswith(("ARRAY", "MAP", "STRUCT")):
-        if not isinstance(value, list if plain.startswith("ARRAY") else dict):
-            raise ValueError(f"expected {kind} as a JSON {'array' if plain.startswith('ARRAY') else 'object'}")
-        return value
+        return _nested(value, kind)
     if not isinstance(value, str):
         raise ValueError(f"expected a string ({plain})")
     if plain == "DATE":
         return _date(value)
     if plain.startswith("TIMESTAMP"):
-        return exact.time(_moment(value))
-    if plain == "BINARY" and not re.fullmatch(BASE64, value):  # Python's decoder takes more than Spark's does
+        return exact.time(_moment(value)).removesuffix("Z" if plain == "TIMESTAMP_NTZ" else "")
+    if plain == "BINARY" and not re.fullmatch(FORMS["BINARY"], value):  # Python's decoder takes more than Spark's does
         raise ValueError("expected binary as base64")
     return value
+
+
+@functools.lru_cache(maxsize=1000)
+def _tree(kind: str) -> exp.DataType:
+    return exp.DataType.build(kind, dialect="spark")
+
+
+def _nested(value: Any, kind: str) -> Any:
+    """A list, a map or a struct, all of whose parts conform or are null; of a struct with every field, in the order of its type, so
+    that it is the same text to both engines."""
+    tree = _tree(kind)
+    inner = [kind_of(part) for part in tree.expressions]
+    if tree.this == exp.DataType.Type.ARRAY:
+        if not isinstance(value, list):
+            raise ValueError(f"expected {kind} as a JSON array")
+        return [_part(str(place), part, inner[0]) for place, part in enumerate(value)]
+    if not isinstance(value, dict):
+        raise ValueError(f"expected {kind} as a JSON object")
+    if tree.this == exp.DataType.Type.MAP:
+        return {key: _part(key, part, inner[1]) for key, part in value.items()}
+    fields = dict(zip((field.name for field in tree.expressions), inner, strict=True))
+    if unknown := [name for name in value if name not in fields]:
+        raise ValueError(f"expected {kind}, without a field {unknown[0][:100]!r}")
+    return {name: _part(name, value.get(name), of) for name, of in fields.items()}
+
+
+def kind_of(part: exp.Expr) -> str:
+    """The type of a struct's field, or of what a list or a map holds, as text."""
+    return (part.args["kind"] if isinstance(part, exp.ColumnDef) else part).sql("spark")
+
+
+def _part(name: str, value: Any, kind: str) -> Any:
+    try:
+        return None if value is None else conforming(value, kind)
+    except ValueError as error:
+        raise ValueError(f"{error}, at {name[:100]!r}") from None
 
 
 def whole(value: Any) -> Any:

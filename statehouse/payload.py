@@ -259,15 +259,8 @@ def _refused(value: Any, kind: Type, path: str, expected: str = "") -> Refused:
 
 
 def _string(value: Any, kind: Type, path: str) -> str:
-    if isinstance(value, str):
-        text = value
-    elif isinstance(value, msgspec.Raw):
-        text = _as_text(value)
-    else:  # what is no text is its JSON
-        text = msgspec.json.encode(value).decode()
-    if kind.sizes and len(text) > kind.sizes[0]:
-        raise _refused(value, kind, path)
-    return text
+    # What is no text is its JSON.
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _boolean(value: Any, kind: Type, path: str) -> bool:
@@ -367,7 +360,6 @@ def _struct(value: Any, kind: Type, path: str) -> dict[str, Any]:
 
 _CONVERTERS: dict[str, Callable[[Any, Type, str], Any]] = {
     "STRING": _string,
-    "VARCHAR": _string,
     "BOOLEAN": _boolean,
     **dict.fromkeys(INTEGERS, _integer),
     "FLOAT": _float,

@@ -229,8 +229,9 @@ def is_text_of(text: str | None, kind: Type) -> bool:
         return False
     if kind.name == "BOOLEAN":
         return True
+    value: Any = int(text) if kind.name in INTEGERS else text
     try:
-        convert(int(text) if kind.name in INTEGERS else text, kind, "")
+        convert(text.removesuffix("Z") if kind.name == "TIMESTAMP_NTZ" else value, kind, "")
     except Refused:
         return False
     return True

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 INTEGERS = {"TINYINT": 8, "SMALLINT": 16, "INT": 32, "BIGINT": 64}  # bits
 SCALARS = (
-    *("STRING", "VARCHAR", "BOOLEAN", *INTEGERS, "FLOAT", "DOUBLE", "DECIMAL"),
+    *("STRING", "BOOLEAN", *INTEGERS, "FLOAT", "DOUBLE", "DECIMAL"),
     *("DATE", "TIMESTAMP", "TIMESTAMP_NTZ", "BINARY"),
 )
 _FRACTION = "[-+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][-+]?[0-9]{1,3})?"
@@ -25,13 +25,12 @@ FORMS = {
     "BOOLEAN": "[tT][rR][uU][eE]|[fF][aA][lL][sS][eE]",
     "DATE": "[0-9]{4}-[0-9]{2}-[0-9]{2}",
     "TIMESTAMP": _MOMENT % "(Z|[-+](0[0-9]|1[0-7]):[0-5][0-9])?",
-    "TIMESTAMP_NTZ": _MOMENT % "",
-    "BINARY": "([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?",
+    "TIMESTAMP_NTZ": _MOMENT % "Z?",
+    "BINARY": "(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?",
 }
 ENCODED = "([^%]|%[0-9A-Fa-f]{2})*"  # a part of a composite key
 _ARROW: dict[str, Callable[[], pa.DataType]] = {
     "STRING": pa.string,
-    "VARCHAR": pa.string,
     "BOOLEAN": pa.bool_,
     "TINYINT": pa.int8,
     "SMALLINT": pa.int16,
@@ -47,7 +46,7 @@ _ARROW: dict[str, Callable[[], pa.DataType]] = {
 @dataclass(frozen=True)
 class Type:
     """A type: ``name`` such as ``DECIMAL`` or ``STRUCT``; ``ddl`` as Spark writes all of it; ``sizes`` of a DECIMAL its precision
-    and scale, of a VARCHAR its length; ``parts`` of an ARRAY its element, of a MAP its key and value; ``fields`` of a STRUCT."""
+    and scale; ``parts`` of an ARRAY its element, of a MAP its key and value; ``fields`` of a STRUCT."""
 
     name: str
     ddl: str

@@ -11,6 +11,8 @@ from cronsim import CronSim, CronSimError
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 from sqlglot import exp
 
+from statehouse.types import parse_type
+
 UNITS = {
     "millisecond": 1,
     "second": 1000,
@@ -23,7 +25,7 @@ UNITS = {
 
 # What makes several rows of one; found in a text that only names it, it costs a sort.
 GENERATORS = re.compile(r"\b((pos)?explode|inline)(_outer)?\b|\b(stack|json_tuple)\b", re.IGNORECASE)
-MOST_WINDOWS = 100  # that one event may be in
+MOST_WINDOWS = 1440  # that one event may be in: a day, of which one begins every minute
 # Columns of a state or tombstones table that are no key's and no reducer's.
 RESERVED = ("value", "event_time", "changed_at", "reset", "position", "log_time", "window_start")
 
@@ -44,7 +46,7 @@ def parse_window(text: str) -> tuple[int, int]:
     if not 0 < step <= size <= step * MOST_WINDOWS:
         raise ValueError(
             f"found {text!r}, expected a length such as '1 hour', or '1 hour every 15 minutes' with a step that is "
-            f"not longer than it, and at most {MOST_WINDOWS} windows to an event"
+            f"not longer than it, and at most {MOST_WINDOWS:,} windows to an event"
         )
     return size, step
 
@@ -111,7 +113,7 @@ def listed(found: Any) -> Any:
 
 # Types that a table can be clustered by: those of which Delta keeps the least and the greatest of a file.
 NUMBERS = ("TINYINT", "SMALLINT", "INT", "BIGINT", "DECIMAL", "FLOAT", "DOUBLE")
-ORDERED = ("STRING", "VARCHAR", "DATE", "TIMESTAMP", *NUMBERS)
+ORDERED = ("STRING", "DATE", "TIMESTAMP", *NUMBERS)
 
 
 class Column(BaseModel):
@@ -137,8 +139,12 @@ def parse_schema(ddl: str) -> list[Column]:
             raise ValueError(f"found {found.sql('spark')!r} in the schema, expected 'name TYPE'")
         if found.name.startswith("_"):
             raise ValueError(f"found the column {found.name!r}: names that begin with '_' are the system's own")
+        try:
+            kind = parse_type(found.kind.sql("spark"))
+        except ValueError as error:
+            raise ValueError(f"column {found.name}: {error}") from None
         required = any(isinstance(c.kind, exp.NotNullColumnConstraint) for c in found.constraints)
-        columns.append(Column(name=found.name, type=found.kind.sql("spark"), required=required))
+        columns.append(Column(name=found.name, type=kind.ddl, required=required))
     names = [c.name.lower() for c in columns]
     if twice := {n for n in names if names.count(n) > 1}:
         raise ValueError(f"found the column {sorted(twice)[0]!r} twice (Spark does not tell cases apart)")
