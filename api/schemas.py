@@ -177,7 +177,7 @@ def value(kind: str) -> Schema:
         kinds = {"type": "number" if scale else "integer"}
         return {**kinds, "exclusiveMinimum": -limit, "exclusiveMaximum": limit, **step, "description": plain}
     if plain in ("FLOAT", "DOUBLE"):
-        return {"type": "number", "minimum": -LARGEST, "maximum": LARGEST}
+        return {"type": "number", "minimum": -LARGEST[plain], "maximum": LARGEST[plain]}
     if plain == "BOOLEAN":
         return {"type": "boolean"}
     if plain.startswith(("ARRAY", "MAP", "STRUCT")):
