@@ -181,8 +181,10 @@ class Ingest:
 
     def start(self, once: bool = False) -> Any:
         """Start the streaming query from the position; ``once``: what is there now, then it ends."""
+        if not self.offsets:  # nothing was ingested yet: one that was made anew is as good
+            self.topic_id = None
         topic = self.check_topic()
-        self.topic_id = self.topic_id or topic.id  # of a lake from before there were any, or without a commit
+        self.topic_id = self.topic_id or topic.id  # of a lake from before there were any, too
         folder = Path(self.config.root, "_checkpoints", self.stream.name)
         if databricks.unlocked(self.config.root):  # nothing is read back from there: it would be requests, and litter
             folder = Path(tempfile.mkdtemp(prefix="statehouse-"))
@@ -255,7 +257,6 @@ class Ingest:
                 query.stop()
                 if self.offsets:
                     raise
-                self._restore()  # nothing was ingested yet: the new one is as good
                 continue
             if self.stopping.is_set():
                 return self.stop(query)
