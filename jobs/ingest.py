@@ -269,18 +269,20 @@ class Ingest:
             log.warning(f"{self.stream.name}: {first_line(failure)}; going on from the changelog's offsets")
             self.stopping.wait(min(2**failures, 30))
             self._restore()  # the batch that failed may have been committed
-            if unreadable(failure):
-                self._read_past()
+            if unreadable(failure) and self._read_past():
+                failures = 0
         return None
 
-    def _read_past(self) -> None:
-        """Ingest what comes next without Spark's source."""
+    def _read_past(self) -> bool:
+        """Ingest what comes next without Spark's source; whether anything did."""
+        before = self.offsets
         try:
             self.topic_id = self.topic_id or self.check_topic().id
             found = read_records(self.spark, self.config.kafka, self.stream.topic, self.offsets, UNREADABLE)
             self.batch(*found)
         except KafkaUnavailable as error:
             log.warning(f"{self.stream.name}: {error}; trying again")
+        return self.offsets != before
 
     def _watch(self, query: Any, once: bool) -> None:
         """Until a query has ended, or is to be. Raises TopicRecreated, also where the query sees nothing new in the new topic."""
