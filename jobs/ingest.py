@@ -183,8 +183,10 @@ class Ingest:
 
     def start(self, once: bool = False) -> Any:
         """Start the streaming query from the position; ``once``: what is there now, then it ends."""
+        if not self.offsets:  # nothing was ingested yet: one that was made anew is as good
+            self.topic_id = None
         topic = self.check_topic()
-        self.topic_id = self.topic_id or topic.id  # of a lake from before there were any, or without a commit
+        self.topic_id = self.topic_id or topic.id  # of a lake from before there were any, too
         folder = Path(self.config.root, "_checkpoints", self.stream.name)
         if databricks.unlocked(self.config.root):  # nothing is read back from there: it would be requests, and litter
             folder = Path(tempfile.mkdtemp(prefix="statehouse-"))
@@ -257,7 +259,6 @@ class Ingest:
                 query.stop()
                 if self.offsets:
                     raise
-                self._restore()  # nothing was ingested yet: the new one is as good
                 continue
             if self.stopping.is_set():
                 return self.stop(query)
@@ -270,18 +271,20 @@ class Ingest:
             log.warning(f"{self.stream.name}: {first_line(failure)}; going on from the changelog's offsets")
             self.stopping.wait(min(2**failures, 30))
             self._restore()  # the batch that failed may have been committed
-            if unreadable(failure):
-                self._read_past()
+            if unreadable(failure) and self._read_past():
+                failures = 0
         return None
 
-    def _read_past(self) -> None:
-        """Ingest what comes next without Spark's source."""
+    def _read_past(self) -> bool:
+        """Ingest what comes next without Spark's source; whether anything did."""
+        before = self.offsets
         try:
             self.topic_id = self.topic_id or self.check_topic().id
             found = read_records(self.spark, self.config.kafka, self.stream.topic, self.offsets, UNREADABLE)
             self.batch(*found)
         except KafkaUnavailable as error:
             log.warning(f"{self.stream.name}: {error}; trying again")
+        return self.offsets != before
 
     def _watch(self, query: Any, once: bool) -> None:
         """Until a query has ended, or is to be. Raises TopicRecreated, also where the query sees nothing new in the new topic."""

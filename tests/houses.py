@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 
 from confluent_kafka import Producer
@@ -26,9 +27,8 @@ class Writer:
 
     def __init__(self, broker, topic):
         self.topic = topic
-        self.producer = Producer(
-            {"bootstrap.servers": broker.bootstrap, "transactional.id": str(uuid.uuid4()), "log_level": 0}
-        )
+        settings = {"transactional.id": str(uuid.uuid4()), "transaction.timeout.ms": 600_000, "log_level": 0}
+        self.producer = Producer({"bootstrap.servers": broker.bootstrap, **settings})
         self.producer.init_transactions(60)
         self.events = None
 
@@ -81,7 +81,7 @@ class House:
         query.awaitTermination()
         assert query.exception() is None
         self.merge()
-        return query.lastProgress
+        return json.loads(query._jsq.lastProgress().json())
 
     def live(self):
         """What the API says of the topic."""

@@ -89,10 +89,8 @@ def test_a_new_name_takes_it(spark, broker, lake, topic):
     ingest_of(spark, broker, lake, topic).run(once=True)
     recreate(broker.bootstrap, topic)
     produce(broker.bootstrap, topic, [NEW] * 2)
-    config = lake(
-        CONFIG.format(topic=topic).replace("s: {topic", "fresh: {topic").replace("stream: s", "stream: fresh")
-    )
-    config = config.model_copy(update={"kafka": {"bootstrap.servers": broker.bootstrap}})
+    text = CONFIG.format(topic=topic).replace("s: {topic", "fresh: {topic").replace("stream: s", "stream: fresh")
+    config = lake(text, broker.bootstrap)
     ingest = Ingest(spark, config, config.streams["fresh"])
     ingest.run(once=True)
     assert offsets_of(spark, ingest) == [(0, 1000), (1, 1000)]
@@ -157,8 +155,6 @@ def test_the_api_shows_nothing_of_it(shop, broker, count):
     assert shop.get("a", query=f"?after={shop.topic}:0:2")["value"] == 13
     recreate(broker.bootstrap, shop.topic)
     shop.send(*[("a", 1000)] * count)
-    problem(shop.client, f"/stores/total/keys/a?after={shop.topic}:0:1")
-    problem(shop.client, f"/stores/total/keys/a?after={shop.topic}:0:1&freshness=changelog")
     seen = set()
 
     def refused():
@@ -167,6 +163,7 @@ def test_the_api_shows_nothing_of_it(shop, broker, count):
 
     eventually(refused)
     assert seen <= {13, 3}
+    problem(shop.client, f"/stores/total/keys/a?after={shop.topic}:0:1")
     assert "provisional" not in shop.get("a") and shop.get("a")["value"] == 3, "what the changelog has"
     status = shop.client.get("/stores/total").get_json()
     assert "was deleted and made again" in status["error"] and status["freshness"] == "changelog"
@@ -175,11 +172,26 @@ def test_the_api_shows_nothing_of_it(shop, broker, count):
     assert 'statehouse_live{state="recreated",store="total"} 1.0' in shop.client.get("/metrics").text
     app = create_app(shop.config)  # which begins with it
     try:
+        assert app.test_client().get("/stores/total/keys/a").get_json()["value"] == 3
         problem(app.test_client(), f"/stores/total/keys/a?after={shop.topic}:0:1")
         eventually(lambda: app.test_client().get("/stores/total").get_json()["live"]["state"] == "recreated")
-        assert app.test_client().get("/stores/total/keys/a").get_json()["value"] == 3
     finally:
         app.extensions["statehouse"].replica.stop()
+
+
+def test_no_token_of_either_is_answered(shop, broker):
+    shop.send(*[("a", 1)] * 3)
+    shop.shows("a", 3)
+    shop.log()
+    eventually(lambda: "provisional" not in shop.get("a"))
+    assert shop.get("a", query=f"?after={shop.topic}:0:2")["value"] == 3
+    recreate(broker.bootstrap, shop.topic)
+    token = shop.client.put("/stores/last/keys/a", json={"value": 7}).get_json()["token"]
+    assert token == f"{shop.topic}:0:0", "which the changelog has, of the old one"
+    problem(shop.client, f"/stores/last/keys/a?after={token}")
+    problem(shop.client, f"/stores/last/keys/a?after={token}&freshness=changelog")
+    problem(shop.client, f"/stores/last/keys/a?after={token}&at=2999-01-01T00:00:00Z")
+    problem(shop.client, f"/stores/total/keys/a?after={shop.topic}:0:2")
 
 
 def test_the_api_is_not_ready_where_its_lag_is_limited(shop, broker):

@@ -68,19 +68,13 @@ def test_what_was_committed_counts_whatever_the_order(house, broker, example):
     eventually(lambda: house.live()["behind"] == 0)
     progress = house.once()
     assert house.merged() == totals(counted)
-    assert metrics.behind([SimpleNamespace(**s) for s in sources(progress)]) == 0
+    ends = {name: json.dumps(progress["sources"][0][name]) for name in ("endOffset", "latestOffset")}
+    assert metrics.behind([SimpleNamespace(**ends)]) == 0, "as Spark's listener is told"
     eventually(lambda: house.shown("changelog") == totals(counted))
     eventually(lambda: house.live()["pending"] == 0)
     assert house.shown("live") == totals(counted) and house.behind() == (0, 0)
     status = stream_status(house.config, "s")
     assert (status["events"], status["quarantined"]) == (len(counted), 0)
-
-
-def sources(progress):
-    """Of Spark's report, as its listener gets it."""
-    return [
-        {name: json.dumps(source[name]) for name in ("endOffset", "latestOffset")} for source in progress["sources"]
-    ]
 
 
 def test_an_open_transaction_is_not_behind_and_markers_are_one_commit(house, broker):
