@@ -195,7 +195,7 @@ def state_properties(rule: Rule) -> dict[str, str]:
         DEFINITION: definition_of(rule),
         FOLD: str(FOLDS),
         "delta.checkpointInterval": "50",
-        "delta.dataSkippingStatsColumns": _keys(rule),
+        "delta.dataSkippingStatsColumns": _skipping(rule, "event_time"),
         **({FEED: "true"} if rule.store.publish else {}),
         **({BUCKETS: str(rule.store.buckets)} if rule.store.buckets else {}),
     }
@@ -203,11 +203,12 @@ def state_properties(rule: Rule) -> dict[str, str]:
 
 def tombstone_properties(rule: Rule) -> dict[str, str]:
     """The table properties of a state's tombstones."""
-    return {"delta.dataSkippingStatsColumns": f"{_keys(rule)},log_time"}
+    return {"delta.dataSkippingStatsColumns": _skipping(rule, "log_time")}
 
 
-def _keys(rule: Rule) -> str:
-    return ",".join(quoted(k) for k in rule.keys)
+def _skipping(rule: Rule, besides: str) -> str:
+    """The columns of which Delta keeps the least and the greatest of a file: those of a key, but it refuses a BOOLEAN; and one more."""
+    return ",".join([*(quoted(name) for name, kind in rule.keys.items() if kind != "BOOLEAN"), besides])
 
 
 def remove(spark: SparkSession, path: str) -> None:

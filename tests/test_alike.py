@@ -29,14 +29,12 @@ MARKS = ("changed_at", "provisional", "position")
 
 
 def configured(lake, schema):
-    """A stream of these columns and an id, and a store for each way to look at them."""
+    """A stream of these columns and an id; a store that has all of a row, one of a value alone, and one for each column that can be a key."""
     columns = ", ".join(["id BIGINT", *(f"`{name}` {ddl(kind)}" for name, kind in schema)])
     named = ", ".join(f"`{name}`" for name, _ in schema)
     stores = [f"  rows: {{stream: s, key: id, value: 'struct({named})', reduce: latest}}"]
+    stores.append(f"  v0: {{stream: s, key: id, value: '`{schema[0][0]}`', reduce: first}}")
     for number, (name, kind) in enumerate(schema):
-        stores.append(
-            f"  v{number}: {{stream: s, key: id, value: '`{name}`', reduce: {'first' if number % 2 else 'latest'}}}"
-        )
         if isinstance(kind, str) and kind.startswith(KEYS):
             stores.append(f"  k{number}: {{stream: s, key: ['`{name}` AS k', 'id % 7 AS m'], value: id, reduce: max}}")
     text = "\n".join(stores).replace("'", '"')
@@ -57,7 +55,7 @@ def drawn(dice, schema, count):
         elif kind < 0.08:  # a purge, of a key or of what may be one
             key = f"{quote(draw_text(dice), safe=dice.choice(('', '+%')))}/{dice.randint(0, 6)}"
             key = dice.choice((key, str(dice.randint(1, count)), draw_text(dice)))
-            store = dice.choice(("rows", "v0", "k0", None))
+            store = dice.choice(("rows", "v0", "k0", None))  # there may be no k0
             headers = {"statehouse-op": b"purge", **({"statehouse-store": store.encode()} if store else {})}
             found.append((key, "", headers, None))
         else:
