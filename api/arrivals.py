@@ -19,7 +19,7 @@ from api.fold import GUARD
 from api.lookup import Lookups
 from api.prepared import Bag, Prepared
 from statehouse.config import Store, Stream
-from statehouse.fold import Rule
+from statehouse.fold import Rule, in_years
 from statehouse.headers import OP_HEADER, REPORT, STORE_HEADER
 from statehouse.kafka import usable_time
 from statehouse.records import SAID, decoder_for
@@ -46,7 +46,6 @@ PLACED = {
     "_key": "STRING",
     "_log_time": "TIMESTAMP",
 }
-LEAST, GREATEST = "TIMESTAMPTZ '0001-01-01 00:00:00+00'", "TIMESTAMPTZ '9999-12-31 23:59:59.999999+00'"
 
 
 def records(messages: Iterable[Message]) -> pa.Table:
@@ -137,5 +136,5 @@ def _timed(stream: Stream) -> str:
     if not stream.time_columns:
         return "TRUE"
     given = " OR ".join(f"{quoted(c)} IS NOT NULL" for c in stream.time_columns)
-    known = f"(NOT ({given}) OR _time IS NOT NULL) AND coalesce(_time BETWEEN {LEAST} AND {GREATEST}, TRUE)"
+    known = f"(NOT ({given}) OR _time IS NOT NULL) AND coalesce({to_duckdb(in_years('_time'))}, TRUE)"
     return f"(_op <> '{REPORT}' OR ({known}))"

@@ -15,14 +15,13 @@ from pyspark.sql import functions as F
 
 from jobs.lookup import Lookups, many
 from statehouse.config import Stream
-from statehouse.fold import literal, quoted
+from statehouse.fold import in_years, literal, quoted
 from statehouse.headers import OP_HEADER, STORE_HEADER
 from statehouse.records import SAID, RecordDecoder
 from statehouse.tables import EVENT_COLUMNS
 
 # As in jobs.feed.new: a time that is no number in the code that Spark makes.
 NOW = "array(current_timestamp())[CASE WHEN _partition IS NULL THEN 1 ELSE 0 END]"
-LEAST, GREATEST = "TIMESTAMP '0001-01-01 00:00:00'", "TIMESTAMP '9999-12-31 23:59:59.999999'"
 UNTIMED = "'found no time in the years 1583 to 9999 with the record, expected one'"
 # What is handed to Python of a record, and back again as it was.
 RECORD = {
@@ -44,7 +43,7 @@ def _reason(stream: Stream) -> str:
         branches += [
             (f"({given}) AND _time IS NULL", literal(f"found no time in {stream.time}")),
             (
-                f"_time NOT BETWEEN {LEAST} AND {GREATEST}",
+                f"NOT ({in_years('_time')})",
                 "'found an event time outside the years 1 to 9999'",
             ),
         ]

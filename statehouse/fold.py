@@ -21,12 +21,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from statehouse.config import Store, Stream
+from statehouse.payload import GREATEST_TIME, LEAST_TIME
 from statehouse.reducers import ORDER, ORDER_SQL, accumulator, addend, summation
 from statehouse.types import ENCODED, FORMS, SCALARS, type_or_none
 from statehouse.values import milliseconds
 
 TIMES = ("DATE", "TIMESTAMP", "TIMESTAMP_NTZ")
-LEAST, GREATEST = -62_135_596_800_000_000, 253_402_300_799_999_999  # microseconds since 1970: the years 1 to 9999
 
 
 def quoted(name: str) -> str:
@@ -54,12 +54,17 @@ def value_of(text: str, ddl: str) -> str:
     return f"from_json({text}, {literal(ddl)})" if kind and kind.name not in SCALARS else text_as(text, ddl)
 
 
+def in_years(moment: str) -> str:
+    """SQL: whether a TIMESTAMP is in the years 1 to 9999."""
+    return f"unix_micros({moment}) BETWEEN {LEAST_TIME} AND {GREATEST_TIME}"
+
+
 def within_years(column: str, kind: str) -> str:
     """A column as SQL, null where it is a time outside the years 1 to 9999."""
     if kind.upper() not in TIMES:
         return column
     moment = column if kind.upper() == "TIMESTAMP" else f"CAST({column} AS TIMESTAMP)"
-    return f"CASE WHEN unix_micros({moment}) BETWEEN {LEAST} AND {GREATEST} THEN {column} END"
+    return f"CASE WHEN {in_years(moment)} THEN {column} END"
 
 
 def gained(stream: Stream, names: Sequence[str]) -> dict[str, str]:
@@ -238,7 +243,7 @@ class Rule:
         """Whether an event has no key, or no window: its newest would begin before the year 1."""
         tests = [f"{quoted(k)} IS NULL" for k in self.key_columns]
         if self.store.windows:
-            tests.append(f"(_op = 'report' AND {self._newest} < {LEAST})")
+            tests.append(f"(_op = 'report' AND {self._newest} < {LEAST_TIME})")
         return f"({' OR '.join(tests)})"
 
     def late(self, start: str) -> str:
@@ -260,7 +265,7 @@ class Rule:
         """The starts of all of the event's windows, the newest first; of a purge, which is of every window, one that says nothing."""
         assert self.store.windows
         size, step = self.store.windows
-        oldest = f"greatest(unix_micros(_event_time) - {size} + 1, {LEAST})"
+        oldest = f"greatest(unix_micros(_event_time) - {size} + 1, {LEAST_TIME})"
         # The step is of the starts' type: Spark would work in 32 bits with a small number.
         starts = f"sequence({self._newest}, {oldest}, CAST(-{step} AS BIGINT))"
         return f"CASE WHEN _op = 'report' THEN {starts} ELSE array(CAST(0 AS BIGINT)) END"

@@ -100,6 +100,12 @@ def parse_type(ddl: str) -> Type:
     return _tree(column.kind)
 
 
+def check_name(name: str) -> None:
+    """ValueError for a name that a Delta table cannot have, of a column or of a struct's field."""
+    if not name or re.search(r"[ ,;{}()\n\t=]", name):
+        raise ValueError(f"found the name {name!r}, expected one without spaces and any of ,;{{}}()= (Delta's rule)")
+
+
 def type_or_none(ddl: str) -> Type | None:
     """The same; None for a type that a JSON payload cannot have, which an expression's value may well be of."""
     try:
@@ -124,6 +130,8 @@ def _tree(kind: object) -> Type:
         return Type(name, ddl, parts=(key, value))
     if name == "STRUCT" and kind.expressions:
         fields = tuple((f.name, _tree(f.args["kind"])) for f in kind.expressions)
+        for field, _ in fields:
+            check_name(field)
         names = [field.lower() for field, _ in fields]
         if twice := {n for n in names if names.count(n) > 1}:
             raise ValueError(f"found the field {sorted(twice)[0]!r} twice in {ddl!r} (Spark does not tell cases apart)")

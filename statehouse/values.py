@@ -11,7 +11,7 @@ from cronsim import CronSim, CronSimError
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 from sqlglot import exp
 
-from statehouse.types import parse_type
+from statehouse.types import check_name, parse_type
 
 UNITS = {
     "millisecond": 1,
@@ -140,6 +140,7 @@ def parse_schema(ddl: str) -> list[Column]:
         if found.name.startswith("_"):
             raise ValueError(f"found the column {found.name!r}: names that begin with '_' are the system's own")
         try:
+            check_name(found.name)
             kind = parse_type(found.kind.sql("spark"))
         except ValueError as error:
             raise ValueError(f"column {found.name}: {error}") from None

@@ -14,7 +14,7 @@ import re
 from decimal import ROUND_HALF_UP, Decimal, localcontext
 
 BITS = {"TINYINT": 8, "SMALLINT": 16, "INT": 32, "BIGINT": 64}
-NAMES = ("a", "B", "ab", "Ab_1", "ü", "key2", "x y", "a-b")
+NAMES = ("a", "B", "ab", "Ab_1", "ü", "key2", "select", "a-b")
 FLOAT_MAX = 3.4028234663852886e38
 
 
@@ -37,7 +37,7 @@ SCALARS = (
     "DECIMAL",
     "DECIMAL",
 )
-COLUMNS = ("k", "Value", "n", "ts", "with space", "é")
+COLUMNS = ("k", "Value", "n", "ts", "at", "é")
 
 
 def draw_type(dice: random.Random, depth: int = 2):

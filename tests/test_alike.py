@@ -69,7 +69,7 @@ def answers(client, config):
     for name in config.stores:
         answer = client.get(f"/stores/{name}/keys", headers={"Accept": "application/x-ndjson"})
         assert answer.status_code == 200, answer.text
-        lines = [json.loads(line) for line in answer.text.splitlines()]
+        lines = [json.loads(line) for line in answer.text.split("\n") if line]
         found[name] = [{n: v for n, v in line.items() if n not in MARKS} for line in lines]
     return found
 
@@ -90,7 +90,15 @@ def differ(spark, config, records):
     stream = config.streams["s"]
     ingest, merges = Ingest(spark, config, stream), [Merge(spark, config, store) for store in config.stores.values()]
     rows = [
-        ("t", 0, offset, stamp(T0 + offset * 1000), key and key.encode(), value, [*headers.items()] or None)
+        (
+            "t",
+            0,
+            offset,
+            stamp(T0 + offset * 1000),
+            None if key is None else key.encode(),
+            value,
+            [*headers.items()] or None,
+        )
         for offset, (key, value, headers) in enumerate([(None, b'{"id": 0}', {}), *records])
     ]
     ingest.batch(spark.createDataFrame(rows[:1], SCHEMA))

@@ -177,7 +177,7 @@ def test_what_a_reducer_cannot_take_is_refused_by_check(spark, lake):
     ],
 )
 def test_a_column_that_no_half_can_carry_is_refused(lake, column):
-    with pytest.raises(ConfigError, match=f"schema: column {column[0]}: found .*, expected"):
+    with pytest.raises(ConfigError, match="schema: column .*: found "):
         lake(f"streams: {{n: {{topic: n, schema: 'k STRING, {column}'}}}}\n")
 
 
