@@ -299,10 +299,10 @@ def _decimal(value: Any, kind: Type, path: str) -> Decimal:
             raise _refused(value, kind, path)
         if not number:
             return Decimal(0).scaleb(-scale)
-        if number.adjusted() < precision - scale:  # before it is written out: it may have an exponent of nine digits
-            number = number.quantize(kind.unit, ROUND_HALF_UP, _EXACT)
-            if not number or number.adjusted() < precision - scale:
-                return number
+        # It may have an exponent of nine digits: what would have more than 100 when it is written out raises.
+        number = number.quantize(kind.unit, ROUND_HALF_UP, _EXACT)
+        if not number or number.adjusted() < precision - scale:
+            return number
     except InvalidOperation:
         pass
     raise _refused(value, kind, path)

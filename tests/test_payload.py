@@ -78,8 +78,12 @@ def test_the_decoder_is_the_oracle(seed):
     dice = random.Random(seed)
     schema = draw_schema(dice)
     drawn = [draw_payload(dice, schema) for _ in range(100)]
-    columns, reasons = Decoder(fields(schema)).decode([write(payload) for payload in drawn])
-    rows = list(zip(*(column.to_pylist() for column in columns), strict=True))
+    decoder, many = Decoder(fields(schema)), dice.choice((1, 100))  # alone each is read in the way of its own column
+    rows, reasons = [], []
+    for first in range(0, len(drawn), many):
+        columns, some = decoder.decode([write(payload) for payload in drawn[first : first + many]])
+        rows += zip(*(column.to_pylist() for column in columns), strict=True)
+        reasons += some
     for payload, row, reason in zip(drawn, rows, reasons, strict=True):
         right = expected(payload, schema)
         assert (reason is None) == (right is not None), (write(payload), reason, right)
@@ -163,6 +167,19 @@ def test_of_equal_names_the_last_one_counts():
     columns, reasons = decoder.decode([text])
     assert reasons == [None]
     assert [c[0].as_py() for c in columns] == [2, [("a", 3)], {"a": dt.date(2024, 1, 1)}, '{"b":2.50}']
+
+
+@pytest.mark.parametrize("name", ["ü", "é", "a-b", "select", "A"])
+def test_a_name_is_found_however_it_is_written(name):
+    kind = parse_type(f"STRUCT<`{name}`: INT>")
+    escaped = "".join(f"\\u{ord(letter):04x}" for letter in name)
+    texts = [
+        f'{{"{name}": {{"{name}": 1}}}}',
+        f'{{"{escaped}": {{"{escaped}": 1}}}}',
+        f'{{"{name}x": {{"{name}": 1}}}}',
+    ]
+    (column,), reasons = Decoder((Field(name, kind),)).decode(texts)
+    assert reasons == [None] * 3 and column.to_pylist() == [{name: 1}, {name: 1}, None]
 
 
 def test_deep_text_in_brackets_is_not_nested():
