@@ -139,14 +139,15 @@ def _server(config: Config, host: str, port: int) -> tuple[uvicorn.Server, socke
     # A thread that waits for its turn with the interpreter asks for it every so often: the default of 5 ms is shorter than many
     # a request, which it would only interrupt.
     sys.setswitchinterval(0.02)
-    # With it DuckDB reads a table of Arrow's through a scanner, to leave out columns: twice the time of a few rows.
-    sys.modules["pyarrow.dataset"] = None  # type: ignore[assignment]  # it is not to be had
     # Only a worker has to have all of it.
     import uvicorn
 
     from api.app import create_app
     from api.fast import Fast
     from api.loop import HEAD, settings
+
+    # With it DuckDB reads a table of Arrow's through a scanner, to leave out columns: twice the time of a few rows. Who needs it has it by now.
+    sys.modules["pyarrow.dataset"] = None  # type: ignore[assignment]  # it is not to be had
 
     app = create_app(config)
     begun()

@@ -460,7 +460,7 @@ class Tasks:
             "id AS _id", "key AS _key", "value AS _value", "since AS _since",
             "struct(position, CAST(split(id, ':')[1] AS INT), CAST(split(id, ':')[2] AS BIGINT)) AS _asked",
         )  # fmt: skip
-        same = f"value <=> {value_of('_value', rule.value_type)} AS _same"
+        same = f"{rule.same('value', value_of('_value', rule.value_type))} AS _same"
         found = waits.join(state.select("_key", "value"), "_key", "left").selectExpr(
             "_id", "_since", f"0 AS {STEP}", "_since AS _at", "TRUE AS _before", same
         )

@@ -225,12 +225,14 @@ class Rule:
         value = reducer.event_value.replace("{value}", guard.format(store.value) if store.value else "TRUE")
         agent = f"coalesce(CAST({guard.format(store.agent)} AS STRING), '')" if store.agent else "''"
         resets = "_op = 'purge' OR (_op = 'set' AND _value IS NOT NULL)" if reducer.additive else "_op = 'purge'"
-        bounded = ", ".join(
-            f"{within_years(quoted(name), kind)} AS {quoted(name)}" for name, kind in self.key_columns.items()
+        columns = {**self.key_columns, "_value": self.event_type}
+        # Without an alias that changes nothing: Spark mixes up a checkpoint's constraints then.
+        bounded = (
+            column if (made := within_years(column, kind)) == column else f"{made} AS {column}"
+            for column, kind in ((name if name == "_value" else quoted(name), kind) for name, kind in columns.items())
         )
-        named_value = f"{within_years('_value', self.event_type)} AS _value"
-        others = ", ".join(["_order", "_event_time", "_op", "_agent", *more])
-        return f"""(SELECT {bounded}, {others}, {named_value}, ({resets}) AS _reset FROM (SELECT
+        selected = ", ".join([*bounded, "_order", "_event_time", "_op", "_agent", *more])
+        return f"""(SELECT {selected}, ({resets}) AS _reset FROM (SELECT
     {keys},
     {ORDER_SQL} AS _order, _event_time, _op,
     CASE _op WHEN 'report' THEN {agent} WHEN 'set' THEN coalesce(_agent, 'api') END AS _agent,

@@ -74,7 +74,3 @@ def lake(tmp_path):
 def unused_tcp_port():
     """A loopback port that was free a moment ago."""
     return free_port()
-
-
-def pytest_configure(config):  # TEMPORARY
-    config.option.maxfail = 0
