@@ -290,7 +290,7 @@ class Ingest:
         """Until a query has ended, or is to be. Raises TopicRecreated, also where the query sees nothing new in the new topic."""
         due = time.monotonic() + TOPIC_SECONDS
         while query.isActive and not self.stopping.is_set():
-            query.awaitTermination(1) if once else self.stopping.wait(0.2)
+            self.stopping.wait(0.1 if once else 0.2)  # awaiting its end would raise what ended it
             if time.monotonic() < due:
                 continue
             due = time.monotonic() + TOPIC_SECONDS

@@ -104,7 +104,8 @@ def recreate(bootstrap, topic, partitions=1):
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
-    AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}).delete_topics([topic])[topic].result(20)
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})  # held by a name: the request dies with it
+    admin.delete_topics([topic])[topic].result(20)
 
     def created():
         try:

@@ -47,16 +47,21 @@ def shapes(found):
     return {key: {name: value for name, value in row.items() if name != "changed_at"} for key, row in found.items()}
 
 
-def alike(house, store="last"):
-    """The rows of a store, which are the same ahead of the changelog, when that has them, and in the table."""
-    before = shapes(house.rows(store, "live"))
+def alike(house, expected):
+    """The rows of `last` with the expected values: the same ahead of the changelog, when that has them, and in the table."""
+    eventually(lambda: values(house.rows("last", "live")) == expected)
+    before = shapes(house.rows("last", "live"))
     house.ingest.run(once=True)
     house.merge()
     eventually(lambda: house.live()["pending"] == 0)
-    eventually(lambda: shapes(house.rows(store, "changelog")) == before)
-    assert house.merged(store) == {key: row["value"] for key, row in before.items()}
+    eventually(lambda: shapes(house.rows("last", "changelog")) == before)
+    assert house.merged("last") == expected
     eventually(lambda: house.behind() == (0, 0))
     return before
+
+
+def values(found):
+    return {key: row["value"] for key, row in found.items()}
 
 
 def sent_at(house, records):
@@ -89,9 +94,7 @@ def test_a_records_own_time_of_any_year(house):
     sets = [(f"k{i}", {"value": 7}, control("set", "last"), at) for i, at in enumerate(times)]
     sent_at(house, sets)
     usable = {f"k{i}": at for i, at in enumerate(times) if at in USABLE}
-    eventually(lambda: house.live()["behind"] == 0 and len(house.rows("last", "live")) == len(usable))
-    found = alike(house)
-    assert {key: row["value"] for key, row in found.items()} == dict.fromkeys(usable, 7)
+    found = alike(house, dict.fromkeys(usable, 7))
     assert {key: milliseconds(row["event_time"]) for key, row in found.items()} == usable
     refused = rows(house.spark, house.ingest.quarantine)
     assert len(refused) == 2 * len(UNUSABLE) and all("in the years 1583 to 9999" in r["reason"] for r in refused)
@@ -104,8 +107,7 @@ def test_the_brokers_own_time(house):
     began = dt.datetime.now(dt.timezone.utc).replace(microsecond=0, tzinfo=None).isoformat()
     house = house(message_timestamp_type="LogAppendTime")
     sent_at(house, [("a", {"key": "a", "n": 1}, {}, 1000)])
-    eventually(lambda: house.live()["pending"] == 1)
-    assert alike(house)["a"]["event_time"] >= began
+    assert alike(house, {"a": 1})["a"]["event_time"] >= began
 
 
 def test_keys_of_any_bytes_and_none(house):
@@ -113,14 +115,7 @@ def test_keys_of_any_bytes_and_none(house):
     keys = [None, b"", b"k", b"\xff\x00", "\u00fc \u2603".encode(), b"\x00", b"a/b", b"\xed\xa0\x80"]
     produce(house.bootstrap, house.topic, [(key, {"key": "a", "n": i}, {}, 0) for i, key in enumerate(keys)])
     produce(house.bootstrap, house.topic, [(None, None, {}, 0), (b"\xff", None, {}, 0)])  # purges of nothing
-    eventually(lambda: house.live()["behind"] == 0)
-    assert {key: row["value"] for key, row in alike(house).items()} == {
-        "": 1,
-        "k": 2,
-        "\u00fc \u2603": 4,
-        "\x00": 5,
-        "a/b": 6,
-    }
+    alike(house, {"": 1, "k": 2, "\u00fc \u2603": 4, "\x00": 5, "a/b": 6})
     assert house.merged() == {"a": sum(range(len(keys)))}
     assert [r["reason"] for r in rows(house.spark, house.ingest.quarantine)] == ["a purge without a key in UTF-8"] * 2
 
@@ -156,8 +151,7 @@ def test_a_compacted_topic_has_gaps(house):
 
     wait(compacted, 120, step=1, what="the cleaner")
     house.open()  # another one, which begins with what is left
-    eventually(lambda: house.live()["behind"] == 0 and house.live()["offsets"])
-    assert {key: row["value"] for key, row in alike(house).items()} == sent
+    alike(house, sent)
     status = stream_status(house.config, "s")
     assert status["events"] < status["offsets"]["0"], "offsets are no count"
 
