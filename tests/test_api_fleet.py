@@ -29,10 +29,8 @@ from api.fleet import ranked
 from api.keys import kafka_key
 from api.shards import Shards, murmur2, murmur2s, number, numbers, text
 from api.typed import canonical
-from demo.broker import Broker
 from statehouse.config import Config, load
-from statehouse.kafka import create_topic
-from tests.records import children, free_port, produce
+from tests.records import children, free_port
 from tests.test_api_changes import Follower
 from tests.test_api_lake import MOMENT, YAML, Sales, State, eventually
 from tests.test_api_reads import STRANGE
@@ -116,7 +114,6 @@ class Instances:
 
     def __init__(self, folder: Path, count: int, **more: object) -> None:
         self.folder, self.running = folder, {}
-        self.environment: dict[int, dict[str, str]] = {}  # of some instances, besides that of all
         self.ports = [free_port() for _ in range(count)]
         peers = [f"http://127.0.0.1:{port}" for port in self.ports]
         text = yaml.safe_load(YAML.format(bootstrap="127.0.0.1:1"))
@@ -129,7 +126,6 @@ class Instances:
             command = [sys.executable, "-m", "statehouse.cli", "serve", "-c", "fleet.yaml", "--port", str(port)]
             log = open(self.folder / f"{port}.log", "ab")  # noqa: SIM115
             environment = {**os.environ, "STATEHOUSE_API__ADDRESS": f"http://127.0.0.1:{port}"}
-            environment |= self.environment.get(port, {})
             self.running[port] = subprocess.Popen(command, cwd=self.folder, env=environment, stdout=log, stderr=log)
             log.close()
         for port in ports:
@@ -433,44 +429,6 @@ def test_one_dies_one_is_restarted_one_is_added(config: Config, tmp_path: Path) 
 def _all(port: int) -> dict[str, float]:
     rows = get(port, "/stores/last/keys?limit=10000")[1]["rows"]
     return {r["key"]: r["value"] for r in rows}
-
-
-def test_what_is_pending_of_a_key_is_asked_of_who_has_it(config: Config, broker: Broker, tmp_path: Path) -> None:
-    """One of two instances has no Kafka: what it knows of the topic it has from the other."""
-    Sales(config)
-    for store in ("last", "pairs", "hours"):
-        State(config, store).write(0)
-    topic = "fleet-sales"
-    create_topic({"bootstrap.servers": broker.bootstrap}, topic)
-    names = [f"key-{i}" for i in range(60)]
-    rows = [{"customer": k, "till": 1, "amount": 2, "weight": n} for k in names for n in (1, 2)]
-    produce(broker.bootstrap, topic, [(row["customer"], row, None, 0) for row in rows])
-    with fleet(tmp_path, 2, started=0, copies=1) as instances:
-        follows, other = instances.ports
-        instances.environment[follows] = {
-            "STATEHOUSE_KAFKA__BOOTSTRAP_SERVERS": broker.bootstrap,
-            "STATEHOUSE_STREAMS__SALES__TOPIC": topic,
-        }
-        instances.start(follows, other)
-        eventually(lambda: sum(len(i["holds"]) for i in get(follows, "/processors")[1]["instances"]) == SHARDS)
-        held = get(follows, "/stores/last")[1]["shards"]
-        eventually(lambda: get(follows, "/stores/last")[1]["live"]["pending"] == len(rows))
-        for store, part, value in (("last", "", 2.0), ("pairs", "/1", 4), ("hours", "", 4)):
-            mine = [k for k in names if number((k, 1) if part else (k,), SHARDS) in held][:3]
-            assert mine
-            for path in (f"/stores/{store}/keys/{key}{part}" for key in mine):
-                state = get(other, path)[1]
-                past = get(other, f"{path}?at=2999-01-01T00:00:00Z")[1]
-                for found in (state, past):
-                    assert sum(w["value"] for w in found.get("windows", [found])) == value
-                    assert (found["position"], found["provisional"], found["offsets"]) == (0, True, {"0": len(rows)})
-                for query in ("", "?limit=1"):
-                    status, _, data = raw(other, f"{path}/history{query}")
-                    assert (status, data) == (200, raw(follows, f"{path}/history{query}")[2])
-                    assert [e["provisional"] for e in json.loads(data)["events"]] == [True] * (1 if query else 2)
-                assert get(other, f"{path}/history?freshness=changelog")[0] == 404
-        instances.kill(follows)
-        assert get(other, f"{path}/history")[0] == 404, "as the changelog has it"
 
 
 def test_where_no_instance_has_a_key_the_table_is_read(config: Config, tmp_path: Path) -> None:

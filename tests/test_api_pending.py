@@ -11,6 +11,7 @@ from typing import Any
 import duckdb
 from deltalake import DeltaTable
 from flask.testing import FlaskClient
+from werkzeug.serving import make_server
 
 from api import arrivals, create_app
 from api.ahead import Ahead
@@ -19,7 +20,7 @@ from api.replica import Replica
 from statehouse.config import Config
 from tests.lakes import right, written
 from tests.oracle import history, standing
-from tests.records import iso
+from tests.records import free_port, iso
 from tests.test_api_lake import eventually
 from tests.test_api_live import PARTITIONS, T0, Topic, among, values
 
@@ -290,6 +291,48 @@ def test_where_the_newest_version_answers_what_it_has_is_not_pending(lake):
         assert past.get("value") == right(truth + pending, "total").get(key)
         marks |= {e.get("provisional", False) for e in answer["events"]}
     assert marks == {True, False}
+
+
+def test_what_is_pending_of_a_key_is_asked_of_who_has_it(lake):
+    """Two instances share the keys, and one of them has read the topic: the other has what it knows of that from there."""
+    topic = Served(written(lake), random.Random(4))
+    topic.agreed()
+    topic.commit()
+    topic.merge()
+    peers = [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
+    apps, servers = [], []
+    for address in peers:
+        share = {"shards": 6, "copies": 1, "peers": peers, "address": address}
+        config = topic.config.model_copy(update={"api": topic.config.api.model_copy(update=share)})
+        apps.append(create_app(config))
+        servers.append(make_server("127.0.0.1", int(address.rpartition(":")[2]), apps[-1], threaded=True))
+        threading.Thread(target=servers[-1].serve_forever).start()
+    replicas = [app.extensions["statehouse"].replica for app in apps]
+    try:
+        eventually(lambda: sum(len(r.status("total")["shards"] or ()) for r in replicas) == 6)
+        first = next(number for number, r in enumerate(replicas) if r.snapshot("total").has(["k0"]))
+        reading, other = apps[first].test_client(), apps[1 - first].test_client()
+        records = arrivals.table([e.sent() for p in PARTITIONS for e in topic.events[p]])
+        replicas[first]._lives["s"].arrived(records)
+        mine = [key for key in KEYS if replicas[first].snapshot("total").has([key])][:2]
+        paths = [f"/stores/{store}/keys/{key}" for store in topic.config.stores for key in mine]
+        asked = [path + end for path in paths for end in ("", f"?at={LATER}", "/history?limit=3", "/history")]
+        for path in [*asked, *(f"/stores/votes/keys/{key}/reports" for key in mine)]:
+            here, there = reading.get(path), other.get(path)
+            assert here.status_code == there.status_code
+            if here.status_code == 200:
+                assert plain(there.get_json()) == plain(here.get_json())
+                assert [there.get_json()[mark] for mark in MARKS] == [here.get_json()[mark] for mark in MARKS], path
+        servers[first].shutdown()
+        servers[first].server_close()
+        apps[first].extensions["statehouse"].stop()
+        alone = other.get(f"{paths[0]}/history?limit=1000").get_json()["events"]
+        assert [placed(e) for e in alone] == expected("total", topic.events_of("total", mine[0], topic.logged)[0], [])
+    finally:
+        for app, server in zip(apps, servers, strict=True):
+            app.extensions["statehouse"].stop()
+            server.shutdown()
+            server.server_close()
 
 
 def test_what_is_pending_is_taken_together_with_the_position_that_it_is_on_top_of(lake, monkeypatch):
