@@ -280,7 +280,7 @@ def test_a_name_twice_is_found_in_any_mapping(value, dice: random.Random, flow):
     assert len(str(error.value).splitlines()) == 1, "the others are not named"
 
 
-def test_a_text_that_yaml_made_a_name_of_is_explained(java, tmp_path, capsys):
+def test_a_text_that_yaml_made_a_name_of_is_explained(spark, tmp_path, capsys):
     """``check`` in the words of Spark, and then why."""
     file = write(tmp_path, GOOD.replace("key: key", "key: 'ok'").replace("value: value", "value: nothing"))
     assert main(["check", "-c", str(file)]) == 2
