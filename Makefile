@@ -6,7 +6,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-CLASSES := .venv/.classes
 
 JAVA := $${JAVA_HOME:+"$$JAVA_HOME"/bin/}java
 # Succeeds for a Java that Spark 4.0 runs on: 17 to 22 (later ones lack Subject.getSubject, which Hadoop calls),
@@ -16,10 +15,10 @@ JAVA_FITS := $(JAVA) --add-modules jdk.incubator.vector -version 2>&1 | \
 AS_ROOT := $$([ "$$(id -u)" = 0 ] || echo sudo -n)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test nginx law fuzz s3 lint clean
+.PHONY: help install classes demo test nginx law fuzz soak turn s3 lint clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9 ]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
 
 install: $(INSTALLED) ## Python packages into .venv, and Java 17 where apt-get may install it
 	@if $(JAVA_FITS); then exit 0; fi; \
@@ -48,19 +47,25 @@ $(INSTALLED): setup.cfg pyproject.toml
 		echo "$(PYTHON) cannot make virtual environments:" \
 			"on Debian, 'apt-get install python3-venv', then again" >&2; exit 1; \
 	fi
-	@echo "installing the Python packages into .venv; a minute or two, the first time ..."
 	@"$(PYTHON)" -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(call PACKAGES,dev)
 	@touch $@
 
-# Half the time of a start is Spark loading its classes. Without the archive everything works as well.
-$(CLASSES): spark-defaults.conf demo/classes.py | install
-	@echo "making an archive of the classes that Spark loads, so that jobs start faster; a minute, once ..."
-	@$(BIN)/python -m demo.classes >.venv/classes.log 2>&1 || \
+# Install this checkout with the extras $(1), by uv where it is and succeeds (pip may know of an index that uv does not).
+PACKAGES = if command -v uv >/dev/null && \
+		echo "installing the Python packages into .venv with uv ..." && \
+		uv pip install --quiet --python $(BIN)/python --editable '.[$(1)]'; then :; else \
+		echo "installing the Python packages into .venv with pip; a minute or two, the first time ..."; \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(1)]'; \
+	fi
+
+# Half the time of a start is Spark loading its classes. The archive is in the user's cache, by the versions of Spark and
+# Java: it is made for the first checkout only. Without it everything works as well.
+classes: install
+	@$(BIN)/python -m demo.classes 2>.venv/classes.log || \
 		echo "it could not be made (.venv/classes.log); jobs start without it" >&2
-	@touch $@
 
-demo: install $(CLASSES) ## Kafka, simulated agents and tills, the jobs and the API, until Ctrl-C
+demo: install classes ## Kafka, simulated agents and tills, the jobs and the API, until Ctrl-C
 	@$(BIN)/python -m demo
 
 # docs/nginx is tested under the real one. RUNLEVEL: the package would start a server of its own on port 80.
@@ -74,22 +79,23 @@ nginx: install
 		} >.venv/apt-nginx.log 2>&1 || echo "it could not be installed: its tests are left out" >&2; \
 	fi
 
-test: lint $(CLASSES) nginx ## lint, then all tests
-	@$(BIN)/python -m pytest
+# Two processes, each with a Spark session and a Kafka of its own (tests/support/balance.py); `pytest` alone is one.
+test: lint classes nginx ## lint, then all tests, each at the smallest size that shows what it holds
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder --durations 10
 
-law: install ## the law at its full size: 500 examples a store, a million events, kills, a cluster
-	@LAW_EXAMPLES=500 LAW_EVENTS=1000000 $(BIN)/python -m pytest tests/test_law.py tests/test_million.py \
-		tests/test_crash.py tests/test_cluster.py
+law fuzz soak: install classes ## the law, the API under fuzzers, and what runs for long, at full size
+	@$(BIN)/python -m tests.support.turns $@
 
-fuzz: install ## the API at its full size: 300 examples a route by schemathesis, 1,200 keys over plain sockets
-	@FUZZ_EXAMPLES=300 $(BIN)/python -m pytest tests/test_api_openapi.py tests/test_api_fuzz.py
+turn: install classes ## what is tested at full size today (DAY=17: on the 17th)
+	@$(BIN)/python -m tests.support.turns $(DAY)
 
+COMMA := ,
 GATEWAY := .venv/bin/versitygw
 $(GATEWAY): | install
 	@GOBIN="$$PWD/.venv/bin" go install github.com/versity/versitygw/cmd/versitygw@v1.8.0
 
 s3: install $(GATEWAY) ## a lake on S3, by a gateway on loopback (needs Go; fetches 600 MB)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,s3]'
+	@$(call PACKAGES,dev$(COMMA)s3)
 	@STATEHOUSE_S3_GATEWAY="$$PWD/$(GATEWAY)" $(BIN)/python -m pytest tests/test_s3.py
 
 lint: install ## ruff and mypy

@@ -14,13 +14,10 @@ import logging
 import os
 import re
 import threading
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
-from statehouse.config import line_of, lines_of
 from statehouse.errors import ConfigError
+from statehouse.yaml_file import YamlFile, read_yaml
 
 SCOPES = ("read", "write")
 log = logging.getLogger("statehouse.api")
@@ -74,43 +71,41 @@ class Tokens:
 
 def read(file: str) -> list[Holder]:
     """The holders of a tokens file. Raises ConfigError with the line, never with a token."""
-    try:
-        data = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror}: expected a file of tokens (api: tokens)") from None
-    except (UnicodeDecodeError, yaml.YAMLError):
-        raise ConfigError(f"{file}: found something else, expected YAML in UTF-8") from None
+    document = read_yaml(file, "a file of tokens (api: tokens)", secret=True)
+    data = document.data
     if not isinstance(data, dict) or not data:
         raise ConfigError(f"{file}:1: found no tokens, expected 'name: {{token: TEXT, scopes: [read, write]}}'")
-    holders = [_holder(file, name, entry) for name, entry in data.items()]
+    holders = [_holder(file, document, name, entry) for name, entry in data.items()]
     digests = [holder.digest for holder in holders]
     for holder in holders:
         if digests.count(holder.digest) > 1:
-            raise _wrong(file, (holder.name, "token"), "one that another name has too", "a token of its own")
+            raise _wrong(file, document, (holder.name, "token"), "one that another name has too", "a token of its own")
     return holders
 
 
-def _holder(file: str, name: Any, entry: Any) -> Holder:
+def _holder(file: str, document: YamlFile, name: Any, entry: Any) -> Holder:
     if not isinstance(entry, dict) or set(entry) != {"token", "scopes"}:
         found = ", ".join(map(str, entry)) if isinstance(entry, dict) else "something else"
-        raise _wrong(file, (name,), found or "nothing", "token and scopes")
+        raise _wrong(file, document, (name,), found or "nothing", "token and scopes")
     token, scopes = entry["token"], entry["scopes"]
     if not isinstance(scopes, list) or not scopes or not all(scope in SCOPES for scope in scopes):
-        raise _wrong(file, (name, "scopes"), repr(scopes), f"a list of {', '.join(SCOPES)}")
+        raise _wrong(file, document, (name, "scopes"), repr(scopes), f"a list of {', '.join(SCOPES)}")
     if not isinstance(token, str):
-        raise _wrong(file, (name, "token"), type(token).__name__, "a text, in quotes if need be")
+        raise _wrong(file, document, (name, "token"), type(token).__name__, "a text, in quotes if need be")
     if token.startswith("sha256:"):
         if not re.fullmatch(r"sha256:[0-9a-fA-F]{64}", token):
-            raise _wrong(file, (name, "token"), "no SHA-256", "'sha256:' and 64 hexadecimal digits")
+            raise _wrong(file, document, (name, "token"), "no SHA-256", "'sha256:' and 64 hexadecimal digits")
         digest = bytes.fromhex(token.removeprefix("sha256:"))
     elif not re.fullmatch(r"[A-Za-z0-9._~+/-]{8,}=*", token):  # what a Bearer header can carry (RFC 6750)
-        raise _wrong(file, (name, "token"), "another text", "8 or more letters, digits or any of . _ ~ + / - =")
+        raise _wrong(
+            file, document, (name, "token"), "another text", "8 or more letters, digits or any of . _ ~ + / - ="
+        )
     else:
         digest = hashlib.sha256(token.encode()).digest()
     return Holder(str(name), digest, tuple(scopes))
 
 
-def _wrong(file: str, path: tuple, found: str, expected: str) -> ConfigError:
+def _wrong(file: str, document: YamlFile, path: tuple, found: str, expected: str) -> ConfigError:
     where = ".".join(map(str, path))
-    line = line_of(lines_of(file), tuple(map(str, path)))
+    line = document.line_of(tuple(map(str, path)))
     return ConfigError(f"{file}:{line}: {where}: found {found}, expected {expected}")

@@ -41,6 +41,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from statehouse.errors import BrokerError
+from statehouse.places import cache_folder
 
 HOST = "127.0.0.1"
 KAFKA = "4.1.2"
@@ -163,8 +164,8 @@ def kafka_jars() -> Path:
     The folder appears by a rename when all of it is there. The lock makes a second process wait for the first
     one's download; what an interrupted download leaves behind is the next one's head start.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "statehouse"
-    jars = cache.absolute() / f"kafka_2.13-{KAFKA}"
+    cache = cache_folder()
+    jars = cache / f"kafka_2.13-{KAFKA}"
     if jars.is_dir():
         return jars
     cache.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,15 @@
-"""Make the archive of Spark's classes (:mod:`jobs.classes`): ``python -m demo.classes``, called by ``make demo`` and ``make test``.
+"""Make the archive of Spark's classes (:mod:`jobs.classes`) where the user has none for these versions yet:
+``python -m demo.classes``, called by ``make demo`` and ``make test``; ``--again`` makes it anew.
 
 A few events go through an embedded Kafka and all of the jobs, and what the JVM has loaded by then is the archive.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,8 @@ from confluent_kafka import Producer
 from pyspark import SparkContext
 
 from demo.broker import Broker
-from jobs.classes import archive, with_jars
+from jobs.classes import Archive
+from jobs.classes import archive as archive_of
 from jobs.run import Jobs
 from jobs.session import defaults, session
 from statehouse import kafka
@@ -36,20 +41,32 @@ routes:
 """
 
 
-def main() -> None:
-    """Make the archive anew, whatever is there."""
-    settings = defaults()
-    listed, classes = archive(settings)
-    listed.parent.mkdir(parents=True, exist_ok=True)
-    for old in (listed, classes):
-        old.unlink(missing_ok=True)
+def main(again: bool = False) -> None:
+    """Make the archive if it is not there, or ``again``. A second process waits for the first one, which makes it."""
+    settings = {**defaults(), "spark.master": f"local[{os.cpu_count()}]"}
+    archive = archive_of(settings)
+    if archive.complete and not again:
+        return
+    archive.folder.parent.mkdir(parents=True, exist_ok=True)
+    with archive.folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if again or not archive.complete:
+            print("making an archive of the classes that Spark loads, so that jobs start faster; a minute, once ...")
+            make(archive, settings)
+
+
+def make(archive: Archive, settings: dict[str, str]) -> None:
+    """Lay out the jars, then run jobs with them in a JVM that writes down what it has loaded."""
     with tempfile.TemporaryDirectory() as name, Broker(Path(name) / "kafka") as broker:
-        folder, part = Path(name), classes.with_suffix(".part")
-        jars = session("classes", folder / "spark.log").sparkContext.getConf().get("spark.jars", "").split(",")
+        folder, part = Path(name), archive.classes.with_suffix(".part")
+        archive.classes.unlink(missing_ok=True)  # from now on nobody takes it
+        jars = (
+            session("classes", folder / "spark.log", **settings).sparkContext.getConf().get("spark.jars", "").split(",")
+        )
         end()
-        listed.write_text("\n".join(jar.removeprefix("file://") for jar in jars))
-        part.unlink(missing_ok=True)
-        session("classes", folder / "spark.log", **with_jars(settings, listed, f"-XX:ArchiveClassesAtExit={part}"))
+        archive.lay_out([Path(jar.removeprefix("file://")) for jar in jars])
+        os.environ["SPARK_HOME"] = str(archive.home)
+        session("classes", folder / "spark.log", **archive.settings(settings, f"-XX:ArchiveClassesAtExit={part}"))
         (folder / "statehouse.yaml").write_text(CONFIG.format(bootstrap=broker.bootstrap))
         kafka.create_topic({"bootstrap.servers": broker.bootstrap}, "t")
         config = load(folder / "statehouse.yaml", {})
@@ -57,7 +74,7 @@ def main() -> None:
             send(broker.bootstrap)
             Jobs(config).run(once=True)
         end()
-        part.rename(classes)
+        part.rename(archive.classes)
 
 
 def send(bootstrap: str) -> None:
@@ -83,4 +100,4 @@ def end() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(again="--again" in sys.argv[1:])

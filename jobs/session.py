@@ -6,14 +6,14 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
 from jobs import databricks
-from jobs.classes import with_archive
+from jobs.classes import archive_for
 from statehouse.config import Config
 from statehouse.errors import LakeBusy
 from statehouse.places import spark_settings
@@ -42,20 +42,20 @@ def session(app: str, log: Path | None = None, root: str = "", **settings: str) 
         return active
     made: dict[str, Any] = defaults()
     made |= {**spark_settings(root, made.get("spark.jars.packages", "")), **settings}
+    archive = None
     if "SPARK_ENV_LOADED" not in os.environ and "PYSPARK_GATEWAY_PORT" not in os.environ:
         made.setdefault("spark.master", f"local[{os.cpu_count()}]")
         if made["spark.master"].startswith("local"):
-            made = with_archive(made)
+            archive = archive_for(made)
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # which has what the workers need
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
         made.setdefault("spark.sql.warehouse.dir", str(log.parent / "warehouse"))  # not a folder wherever one stands
     builder = SparkSession.builder.appName(app)
-    for name, value in made.items():
+    for name, value in (archive.settings(made) if archive else made).items():
         builder = builder.config(name, value)
-    if log is None:
-        return builder.getOrCreate()
-    with _redirected(log):  # the JVM is started here and keeps these as its own stdout and stderr
+    # The JVM is started here and keeps these as its own.
+    with _home(archive.home) if archive else nullcontext(), _redirected(log) if log else nullcontext():
         return builder.getOrCreate()
 
 
@@ -64,6 +64,16 @@ def sql(spark: SparkSession, query: str, **views: DataFrame) -> DataFrame:
     for name, frame in views.items():
         frame.createOrReplaceTempView(name)
     return spark.sql(query)
+
+
+@contextmanager
+def _home(folder: Path) -> Iterator[None]:
+    """Spark is started from a folder; what this process starts afterwards is not."""
+    os.environ["SPARK_HOME"] = str(folder)
+    try:
+        yield
+    finally:
+        del os.environ["SPARK_HOME"]
 
 
 class _redirected:

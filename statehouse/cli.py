@@ -14,6 +14,7 @@ from statehouse import config as configuration
 from statehouse import logs
 from statehouse.errors import ConfigError, StatehouseError
 from statehouse.places import remote
+from statehouse.yaml_file import read_yaml
 
 EXAMPLES = """examples:
   statehouse check                       is statehouse.yaml right? names the line that is not
@@ -26,6 +27,9 @@ EXAMPLES = """examples:
   statehouse status                      positions, lags, counts
 
 Any scalar of the file can be given by the environment: STATEHOUSE_ROOT, STATEHOUSE_KAFKA__BOOTSTRAP_SERVERS."""
+
+# Where a text of SQL was meant, and YAML has made a column's name of it.
+QUOTES_OFF = """ (YAML takes its own quotes off: a text of SQL in YAML's quotes is "'text'")"""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -127,21 +131,19 @@ def _check(arguments: argparse.Namespace) -> int:
     config = configuration.load(path)
     print(f"{path}: asking Spark (a few seconds) ...", file=sys.stderr)
     spark = session("statehouse check", _spark_log(config), config.root)
-    lines = configuration.lines_of(path)
+    document = read_yaml(path, "a statehouse.yaml")
     wrong = problems(spark, config)
     rules = {} if wrong else {s.name: rule_of(spark, config, s) for s in config.stores.values()}
     for name, rule in rules.items():
         if rule.store.reducer.written and (shown := counterexample(spark, rule)):
             wrong.append((("stores", name, "reduce"), shown))
     for where, message in wrong:
-        print(
-            f"{path}:{configuration.line_of(lines, where)}: {'.'.join(map(str, where))}: {message}",
-            file=sys.stderr,
-        )
+        quotes = QUOTES_OFF if where in document.quoted and "UNRESOLVED_COLUMN" in message else ""
+        print(f"{path}:{document.line_of(where)}: {'.'.join(map(str, where))}: {message}{quotes}", file=sys.stderr)
     if wrong:
         return 2
     for where, message in duckdb_check(config, rules):
-        line = configuration.line_of(lines, where)
+        line = document.line_of(where)
         print(
             f"{path}:{line}: note: {'.'.join(map(str, where))}: {message}; served at the MERGE's freshness",
             file=sys.stderr,

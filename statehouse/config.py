@@ -13,7 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -56,6 +55,7 @@ from statehouse.values import (
     parse_window,
     unaliased,
 )
+from statehouse.yaml_file import YamlFile, parse_yaml, read_yaml
 
 DEFAULT_FILE = "statehouse.yaml"
 ISOLATION, ISOLATION_LEVELS = "isolation.level", ("read_committed", "read_uncommitted")
@@ -439,21 +439,6 @@ def _attached(config: Config) -> Config:
     return config
 
 
-def _nodes(node: yaml.Node | None, path: tuple = ()) -> Iterator[tuple[tuple, int]]:
-    """Every path of a YAML document with the line that it stands on."""
-    if node is None:  # an empty file
-        return
-    yield path, node.start_mark.line + 1
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            yield (*path, key.value), key.start_mark.line + 1
-            # The children's own lines; the key's line stays that of the path itself.
-            yield from (n for n in _nodes(value, (*path, key.value)) if n[0] != (*path, key.value))
-    elif isinstance(node, yaml.SequenceNode):
-        for index, value in enumerate(node.value):
-            yield from _nodes(value, (*path, index))
-
-
 def _override(data: Any, environ: Mapping[str, str]) -> None:
     """Put ``STATEHOUSE_ROOT``, ``STATEHOUSE_KAFKA__BOOTSTRAP_SERVERS``, … in place of the file's scalars."""
     for variable, value in environ.items():
@@ -473,7 +458,7 @@ def _override(data: Any, environ: Mapping[str, str]) -> None:
         if (at is data and leaf not in known) or isinstance(at.get(name), (dict, list)):
             continue  # other variables with this prefix are not ours; only scalars can be overridden
         is_path = (*parents, name) in (("root",), ("api", "tokens")) and not remote(value)
-        at[name] = str(Path(value).absolute()) if is_path else yaml.safe_load(value)
+        at[name] = str(Path(value).absolute()) if is_path else parse_yaml(value, f"${variable}", "a value").data
 
 
 def _flat(name: Any) -> str:
@@ -492,33 +477,23 @@ def load(file: str | Path | None = None, environ: Mapping[str, str] = os.environ
     Raises :class:`ConfigError` with a line for each thing that is wrong: file, line, found, expected.
     """
     path = chosen(file, environ)
-    try:
-        text = path.read_text(encoding="utf-8")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}: expected a statehouse.yaml (see README.md)") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: found bytes that are not UTF-8, expected a YAML file") from None
-    except yaml.YAMLError as error:
-        line = getattr(getattr(error, "problem_mark", None), "line", 0) + 1
-        raise ConfigError(f"{path}:{line}: not YAML: {getattr(error, 'problem', error)}") from None
+    document = read_yaml(path, "a statehouse.yaml (see README.md)")
+    data = document.data
     if not isinstance(data, dict):
         raise ConfigError(f"{path}:1: found {type(data).__name__}, expected root, kafka, streams and stores")
-    lines = dict(_nodes(node))
     _override(data, environ)
     try:
         config = Config.model_validate(data)
     except ValidationError as error:
-        raise ConfigError("\n".join(_complaint(path, lines, e) for e in error.errors())) from None
+        raise ConfigError("\n".join(_complaint(path, document, e) for e in error.errors())) from None
     for where, message in _inconsistent(config):
-        raise ConfigError(f"{path}:{line_of(lines, where)}: {'.'.join(where)}: {message}")
+        raise ConfigError(f"{path}:{document.line_of(where)}: {'.'.join(where)}: {message}")
     prepare(config.root)
     if not remote(config.root):
         try:
             root = Config._readable(str((path.parent / config.root).absolute()))
         except ValueError as error:
-            raise ConfigError(f"{path}:{line_of(lines, ('root',))}: root: {error}") from None
+            raise ConfigError(f"{path}:{document.line_of(('root',))}: root: {error}") from None
         config = config.model_copy(update={"root": root})
     tables = {
         name: lookup.model_copy(update={"table": str((path.parent / lookup.table).absolute())})
@@ -575,10 +550,8 @@ def rule_file(file: str | Path, config: Config, store: str) -> Store:
     Raises :class:`ConfigError` as :func:`load` does.
     """
     path = Path(file)
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: {error}: expected the rule of {store} in YAML") from None
+    document = read_yaml(path, f"the rule of {store} in YAML")
+    data = document.data
     if isinstance(data, dict) and "stores" in data:
         data = data["stores"].get(store) if isinstance(data["stores"], dict) else None
     if not isinstance(data, dict):
@@ -587,27 +560,15 @@ def rule_file(file: str | Path, config: Config, store: str) -> Store:
         found = Store.model_validate({**data, "name": store})
     except ValidationError as error:
         prefix = ("stores", store)
-        lines = {p if p[:1] == ("stores",) else (*prefix, *p): n for p, n in lines_of(path).items()}
+        lines = {p if p[:1] == ("stores",) else (*prefix, *p): n for p, n in document.lines.items()}
         wrong = [{**e, "loc": (*prefix, *e["loc"])} for e in error.errors()]
-        raise ConfigError("\n".join(_complaint(path, lines, e) for e in wrong)) from None
+        raise ConfigError("\n".join(_complaint(path, document._replace(lines=lines), e) for e in wrong)) from None
     if found.stream not in config.streams:
         raise ConfigError(f"{path}: found stream {found.stream!r}, expected one of {', '.join(config.streams)}")
     return found
 
 
-def line_of(lines: Mapping[tuple, int], path: tuple) -> int:
-    """The line of a path, or of the nearest parent that stands in the file."""
-    while path and path not in lines:
-        path = path[:-1]
-    return lines.get(path, 1)
-
-
-def lines_of(file: str | Path) -> dict[tuple, int]:
-    """The line of every path of a YAML file, such as ``("stores", "rewards", "value")``."""
-    return dict(_nodes(yaml.compose(Path(file).read_text(encoding="utf-8"), Loader=yaml.SafeLoader)))
-
-
-def _complaint(path: Path, lines: Mapping[tuple, int], error: Mapping[str, Any]) -> str:
+def _complaint(path: Path, document: YamlFile, error: Mapping[str, Any]) -> str:
     where = tuple(
         p for p in error["loc"] if p != "[key]" and not str(p).startswith(("function-", "list[", "constrained-", "<"))
     )
@@ -630,4 +591,4 @@ def _complaint(path: Path, lines: Mapping[tuple, int], error: Mapping[str, Any])
         message = f"found no {where[-1]!r}, expected one"
     elif "found" not in message:
         message = f"found {error['input']!r}: {message}"
-    return f"{path}:{line_of(lines, where)}: {'.'.join(map(str, where))}: {message}"
+    return f"{path}:{document.line_of(where)}: {'.'.join(map(str, where))}: {message}"

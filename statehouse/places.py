@@ -1,4 +1,5 @@
-"""Where a lake may be: a folder of this machine, or an object store; what the engines have to be told of the latter.
+"""Where a lake may be: a folder of this machine, or an object store; what the engines have to be told of the latter. And
+where the user's cache is.
 
 Credentials are nobody's business here: each engine looks for them where its cloud's own tools do (the environment, the profile,
 the machine's role). Only an endpoint that is not the cloud's, ``$AWS_ENDPOINT_URL``, has to be told to each in its own way.
@@ -8,10 +9,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, MutableMapping
+from pathlib import Path
 
 # Of the Hadoop that pyspark ships.
 CONNECTORS = {"s3a": "org.apache.hadoop:hadoop-aws:3.4.1", "abfss": "org.apache.hadoop:hadoop-azure:3.4.1"}
 S3 = ("s3", "s3a")
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """The user's cache of what is fetched or made once for all checkouts; it need not be there."""
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "statehouse"
 
 
 def remote(path: str) -> bool:

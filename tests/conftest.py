@@ -14,10 +14,25 @@ from statehouse.config import Config, load
 from tests.lakes import base, filled
 from tests.records import free_port
 from tests.services import tried
+from tests.support import balance, depth, slow
 
+depth.load_profile()
 __all__ = ["base", "filled", "tried"]  # fixtures
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The clock of the tests that are not slow: in the process that hears of all of them."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(slow.Clock())
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Two processes share the work in groups."""
+    if getattr(config.option, "loadgroup", False):  # set in pytest-xdist's own processes, for --dist loadgroup
+        balance.balance(items)
 
 
 def _java() -> bool:
@@ -37,13 +52,16 @@ def java():
 
 @pytest.fixture(scope="session")
 def spark(java, tmp_path_factory):
-    """One session for the run: two cores, UTC, no UI."""
+    """One session for the run, or for each of its processes: UTC, no UI; two cores, or one where two processes share them."""
     from jobs.session import session
+    from tests.support.ivy import alone
 
     for noisy in ("py4j", "DataFrameQueryContextLogger", "SQLQueryContextLogger"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     log = tmp_path_factory.mktemp("spark") / "spark.log"
-    made = session("tests", log, **{"spark.master": "local[2]"})
+    cores = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
+    with alone():
+        made = session("tests", log, **{"spark.master": f"local[{cores}]"})
     made.sparkContext.setLogLevel("ERROR")
     return made
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
+import os
+import random
 import socket
 import time
 from pathlib import Path
@@ -55,10 +58,17 @@ def rows(spark, path):
 
 
 def free_port():
-    """A loopback port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A loopback port that was free a moment ago. Not one of the kernel's own choice, which it would also give to a client
+    for its end of a connection; and another process of the same run is given others."""
+    worker, workers = (
+        os.environ.get("PYTEST_XDIST_WORKER", "gw0"),
+        int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")),
+    )
+    for port in random.sample(range(10_000 + int(worker.removeprefix("gw")), 20_000, workers), k=100):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no free port")
 
 
 def children(pid):
@@ -66,7 +76,7 @@ def children(pid):
     return [int(n) for found in Path(f"/proc/{pid}/task").glob("*/children") for n in found.read_text().split()]
 
 
-def wait(condition, seconds=60, step=0.05, what="the condition"):
+def wait(condition, seconds=300, step=0.05, what="the condition"):
     """Wait for a condition; fail when it does not come."""
     until = time.monotonic() + seconds
     while not (found := condition()):

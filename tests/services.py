@@ -135,6 +135,6 @@ def tried(spark, broker, tmp_path_factory):
             assert process.poll() is None, "it still runs"
         finally:
             process.terminate()
-            process.wait(20)
+            process.wait(120)
             said = (folder / "serve.log").read_text()
         assert "Traceback" not in said, said[-3000:]

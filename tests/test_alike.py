@@ -7,7 +7,6 @@ it at its full size.
 from __future__ import annotations
 
 import json
-import os
 import random
 from pathlib import Path
 from urllib.parse import quote
@@ -19,9 +18,10 @@ from jobs.ingest import Ingest
 from jobs.merge import Merge
 from tests.payloads import ddl, draw_payload, draw_schema, draw_text, write
 from tests.records import SCHEMA, stamp
+from tests.support.depth import sized
 from tests.test_payload import SUITE, expected, wrapped
 
-SCHEMAS, PAYLOADS = int(os.environ.get("ALIKE_SCHEMAS", 4)), int(os.environ.get("ALIKE_PAYLOADS", 5000))
+SCHEMAS, PAYLOADS = sized((4, 5000), (10, 20_000))  # and so many payloads of each
 T0 = 1_700_000_000_000_000
 KEYS = ("STRING", "BOOLEAN", "TINYINT", "SMALLINT", "INT", "BIGINT", "DATE", "TIMESTAMP", "TIMESTAMP_NTZ", "DECIMAL")
 # When a value changed is the wall clock's; the others are what tells the answers apart.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from api.cells import cell
@@ -30,7 +30,6 @@ KINDS = {
 }
 
 
-@settings(deadline=None, max_examples=500)
 @given(st.data(), st.sampled_from(list(KINDS)), st.sampled_from(("whole", "sliced", "taken", "joined", "file")))
 def test_a_value_is_arrows(data, kind, way):
     values = data.draw(st.lists(st.none() | KINDS[kind], max_size=20))

@@ -189,10 +189,10 @@ def test_who_applies_the_events_has_what_a_scan_gives(spark, lake) -> None:
 
         def same() -> None:
             for follower in followers:
-                eventually(lambda f=follower: f.wrong or f.position >= head, 30)
+                eventually(lambda f=follower: f.wrong or f.position >= head)
                 assert not follower.wrong
                 # What one process knows another may know a moment later.
-                eventually(lambda f=follower: int(scanned(ports[1], f.store, f.keys)[1].split("-")[0]) >= head, 30)
+                eventually(lambda f=follower: int(scanned(ports[1], f.store, f.keys)[1].split("-")[0]) >= head)
                 rows, _ = scanned(ports[1], follower.store, follower.keys)
                 assert follower.rows == rows, (follower.store, follower.dice is not None)
 
@@ -208,7 +208,7 @@ def test_who_applies_the_events_has_what_a_scan_gives(spark, lake) -> None:
                 assert recover(spark, changed, changed.stores["total"], swap=True).swapped
                 for follower in followers:
                     if follower.store == "total":
-                        eventually(lambda f=follower: f.wrong or f.resets, 30)
+                        eventually(lambda f=follower: f.wrong or f.resets)
         same()
         for follower in followers:
             follower.stop()

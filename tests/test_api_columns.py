@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from api.columns import lines, texts
@@ -62,7 +62,6 @@ def arrays(draw: st.DrawFn) -> pa.Array:
     return array[first:last]
 
 
-@settings(max_examples=1000, deadline=None)
 @given(arrays())
 @example(pa.array([b"", None], pa.binary()))
 @example(pa.array([Decimal("0E-7"), Decimal("1E-7")], pa.decimal128(38, 7)))
@@ -101,7 +100,6 @@ def status(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return rule(configured(tmp_path_factory.mktemp("columns")), "status")
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(rows, max_size=6), st.integers(0, 6), st.integers(0, 6))
 def test_what_callers_see_of_many_is_what_they_see_of_one(status: Any, found: list[dict], begin: int, end: int) -> None:
     table = pa.Table.from_pylist(found, pa.schema(KINDS)).combine_chunks()

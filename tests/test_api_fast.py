@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from api.compress import LEAST
@@ -45,7 +45,6 @@ def both(client: FlaskClient, slow: FlaskClient, path: str, **words: object) -> 
     return quick.status_code == 200
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from(STORES),
     st.one_of(
@@ -61,7 +60,6 @@ def test_the_same_bytes_and_headers(
     both(client, slow, f"/stores/{store}/keys/{quote(key, safe='/%')}", headers=headers)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from(STORES),
     st.one_of(st.sampled_from([*STRANGE, "1", "a/1", "a%2Fb/1", "2026-03-01", "k%2Fhistory"]), st.text(max_size=5)),

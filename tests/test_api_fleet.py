@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from api import create_app
@@ -53,7 +53,6 @@ def test_the_shard_is_the_partition_of_the_java_client() -> None:
 
 
 @given(st.lists(st.text(max_size=30), max_size=90), st.integers(0, 10))
-@settings(deadline=None)
 def test_of_many_texts_it_is_the_same(texts: list[str], first: int) -> None:
     found = murmur2s(pa.array(texts, pa.string())[first:])
     assert found.tolist() == [murmur2(t.encode()) for t in texts[first:]]
@@ -75,7 +74,6 @@ PARTS = {
 
 
 @given(st.data())
-@settings(deadline=None)
 def test_a_key_is_in_the_same_shard_as_text_as_values_and_as_columns(data: st.DataObject) -> None:
     kinds = data.draw(st.lists(st.sampled_from(list(PARTS)), min_size=1, max_size=3))
     keys = data.draw(st.lists(st.tuples(*(PARTS[k][0] for k in kinds)), min_size=1, max_size=9))
@@ -129,7 +127,7 @@ class Instances:
             self.running[port] = subprocess.Popen(command, cwd=self.folder, env=environment, stdout=log, stderr=log)
             log.close()
         for port in ports:
-            eventually(lambda p=port: answers(p, "/readyz"), 60)
+            eventually(lambda p=port: answers(p, "/readyz"))
 
     def kill(self, port: int) -> None:
         """As kill -9 does, its worker with it."""
@@ -142,9 +140,9 @@ class Instances:
         """In order."""
         process = self.running.pop(port)
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
 
-    def settled(self, seconds: float = 15.0) -> list[dict]:
+    def settled(self, seconds: float = 300.0) -> list[dict]:
         """Wait until all who run say the same, and every shard has its copies: what they say."""
 
         def same() -> list[dict] | None:
@@ -233,6 +231,7 @@ def filled(config: Config, count: int) -> tuple[list[str], Sales]:
     return names, sales
 
 
+@pytest.mark.slow
 def test_every_instance_answers_as_one_that_has_every_key(config: Config, tmp_path: Path) -> None:
     names, _ = filled(config, 700)
     app = create_app(config)
@@ -342,7 +341,7 @@ def test_one_dies_one_is_restarted_one_is_added(config: Config, tmp_path: Path) 
             try:
                 if connection is None:
                     port = dice.choice([p for p in ports if p in instances.running])
-                    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+                    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
                 key = dice.choice(names)
                 if dice.random() < 0.9:
                     connection.request("GET", f"/stores/last/keys/{quote(key, safe='')}")
@@ -375,20 +374,25 @@ def test_one_dies_one_is_restarted_one_is_added(config: Config, tmp_path: Path) 
                 broken.append((port, time.monotonic()))
                 connection = None
 
+    def more_reads(count: int) -> None:
+        """Wait for so many more, whatever the machine takes for them."""
+        goal = reads[0] + count
+        eventually(lambda: wrong or reads[0] >= goal)
+
     with fleet(tmp_path, 4, started=3) as instances:
-        instances.settled(60)  # the fourth is waited for, at first
+        instances.settled()  # the fourth is waited for, at first
         threads = [threading.Thread(target=write)]
         threads += [threading.Thread(target=read, args=(instances.ports, seed)) for seed in range(12)]
         for thread in threads:
             thread.start()
         try:
             follower = Follower(instances.ports[2:3], "last", ["key"])
-            time.sleep(3)
+            more_reads(600)
             took = []
 
             def converge() -> None:
                 begun = time.monotonic()
-                instances.settled(20)
+                instances.settled()
                 took.append(round(time.monotonic() - begun, 1))
 
             first, second, _, fourth = instances.ports
@@ -398,7 +402,7 @@ def test_one_dies_one_is_restarted_one_is_added(config: Config, tmp_path: Path) 
             assert all(port == first for port, _ in broken), "errors only on its open connections"
             instances.start(first)
             converge()
-            time.sleep(2)
+            more_reads(400)
             before = len(broken)
             instances.stop(second)
             instances.start(second)
@@ -406,7 +410,7 @@ def test_one_dies_one_is_restarted_one_is_added(config: Config, tmp_path: Path) 
             assert all(port in (first, second) for port, _ in broken), broken
             instances.start(fourth)
             converge()
-            time.sleep(3)
+            more_reads(600)
             assert not wrong, wrong[:5]
             print(f"at most {late[0]:.1f} s behind, {len(commits)} commits")
             print(
@@ -417,13 +421,12 @@ def test_one_dies_one_is_restarted_one_is_added(config: Config, tmp_path: Path) 
             for thread in threads:
                 thread.join()
         head = sales.append({"customer": "the last one", "weight": 1.0})
-        eventually(lambda: follower.wrong or follower.position >= head, 20)
+        eventually(lambda: follower.wrong or follower.position >= head)
         assert not follower.wrong, follower.wrong
         expected = {**{k: v[-1][1] for k, v in model.items()}, "the last one": 1.0}
         assert {k: v["value"] for (k,), v in follower.rows.items()} == expected
-        eventually(lambda: _all(instances.ports[3]) == expected, 20)  # the follower may be further than this one
+        eventually(lambda: _all(instances.ports[3]) == expected)  # the follower may be further than this one
         follower.stop()
-    assert reads[0] > 2000
 
 
 def _all(port: int) -> dict[str, float]:
@@ -431,6 +434,7 @@ def _all(port: int) -> dict[str, float]:
     return {r["key"]: r["value"] for r in rows}
 
 
+@pytest.mark.slow
 def test_where_no_instance_has_a_key_the_table_is_read(config: Config, tmp_path: Path) -> None:
     names, _ = filled(config, 200)
     with fleet(tmp_path, 2, copies=1) as instances:
@@ -439,5 +443,5 @@ def test_where_no_instance_has_a_key_the_table_is_read(config: Config, tmp_path:
         instances.kill(other)
         for number, key in enumerate(names):
             assert get(here, f"/stores/last/keys/{quote(key, safe='')}")[1]["value"] == float(number)
-        eventually(lambda: len(get(here, "/processors")[1]["instances"][0]["holds"]) in (0, SHARDS), 20)
-        eventually(lambda: get(here, "/stores/last")[1]["keys"] == len(names), 20)
+        eventually(lambda: len(get(here, "/processors")[1]["instances"][0]["holds"]) in (0, SHARDS))
+        eventually(lambda: get(here, "/stores/last")[1]["keys"] == len(names))

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -14,12 +13,11 @@ from urllib.parse import quote, unquote_to_bytes
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.services import MAX_KEY, ODD, TOKENS, TOPIC, Service
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "60"))
 SENT = 65_536  # bytes of a request's head that the server takes in any case
 PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~!$&'()*+,;=:@/?%")
 Answer = tuple[int, dict[str, str], bytes]
@@ -145,7 +143,6 @@ PIECES += [
 PIECES += [b"\xff", b"\xc3\xa9", b"\x7f", b"\x01", b"<", b"\\", b"^", b"history", b"%EF%BB%BF", b"%0D%0A", b"%0A"]
 
 
-@settings(max_examples=EXAMPLES * 4, deadline=None, suppress_health_check=list(HealthCheck))
 @given(anything(), st.sampled_from(["GET", "HEAD", "PUT", "DELETE"]))
 @example(b"", "PUT")
 @example(b"%00", "PUT")
@@ -194,7 +191,6 @@ def utf8(key: bytes) -> bool:
         return False
 
 
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(anything(), max_size=3).map(b"/".join),
     st.sampled_from(["money", "names", "tills", "times", "hours", "nope"]),

@@ -140,7 +140,7 @@ def changelog(config: Config, stream: str, commits: int) -> None:
         write_deltalake(table(config, "changelog", stream), pa.table({"_offset": [number]}), mode="append")
 
 
-def eventually(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
+def eventually(condition: Callable[[], Any], seconds: float = 300.0) -> Any:
     """What the condition gives as soon as that is something."""
     until = time.monotonic() + seconds
     while not (found := condition()):

@@ -8,7 +8,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from api.overlay import ABSENT, NUMBER, SPARE, Overlay, Rows, Spot, Spots
@@ -22,7 +22,6 @@ def some(values: list[int]) -> dict[str, pa.Array]:
     return {"n": pa.array(values, pa.int64()), "text": pa.array([f"row {value}" for value in values])}
 
 
-@settings(deadline=None)
 @given(st.lists(st.one_of(st.integers(0, 20), st.sets(st.integers(0, 60)))), st.randoms())
 def test_rows_are_found_by_their_numbers(steps, dice):
     """A number: so many more rows; a set: only the rows with these numbers are kept."""
@@ -69,7 +68,6 @@ def test_rows_that_nobody_refers_to_are_dropped():
 @pytest.mark.parametrize(
     ("spark", "duck"), [("STRING", "VARCHAR"), ("BIGINT", "BIGINT"), ("DECIMAL(9,2)", "DECIMAL(9,2)")]
 )
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sets(st.integers(0, 300)), st.lists(st.integers(0, 300), min_size=MANY))
 def test_many_keys_are_where_each_is_by_itself(lake, spark, duck, there, asked):
     """In the version, before its first row, between two, after its last; of keys that Arrow searches for, and of others."""

@@ -1,7 +1,4 @@
-"""The API among things that fail: Kafka, the jobs and a worker stopped, tables vacuumed. One lake for all, and nothing pretended.
-
-``ROBUST_WRITES`` says how many writes are read back (default 50).
-"""
+"""The API among things that fail: Kafka, the jobs and a worker stopped, tables vacuumed. One lake for all, and nothing pretended."""
 
 from __future__ import annotations
 
@@ -29,8 +26,9 @@ from demo.broker import Broker
 from statehouse.kafka import create_topic
 from statehouse.tables import rows_and_bytes
 from tests.records import produce, wait
+from tests.support.depth import sized
 
-WRITES = int(os.environ.get("ROBUST_WRITES", "50"))
+WRITES = sized(32, 2000)  # that are read back
 CONFIG = """root: ./lake
 merge_every: 1 second
 kafka: {{bootstrap.servers: "{bootstrap}"}}
@@ -124,7 +122,7 @@ class Stage:
     def close(self) -> None:
         self.stopped()
         self.server.terminate()
-        assert self.server.wait(20) == 0
+        assert self.server.wait(120) == 0
         self.broker.stop()
         self.log.close()
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pytest
 from flask.testing import FlaskClient
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from api.formats import streamed
@@ -38,7 +38,6 @@ def scanned(client: FlaskClient, store: str, **query: object) -> list[dict]:  # 
             return rows
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from([*STRANGE, "k", "inf", "z"]), st.sampled_from([*STRANGE, "k", "inf", "z"]), st.sampled_from(["", "a", "k", "n", "a/"]))  # fmt: skip
 def test_a_range_and_a_prefix(client: FlaskClient, least: str, most: str, prefix: str) -> None:  # noqa: F811
     right = [k for k in sorted([*STRANGE, "inf"]) if least <= k < most and k.startswith(prefix)]

@@ -49,9 +49,11 @@ def serving(
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             assert process.stdout is not None
-            line = process.stdout.readline()
-            assert line.startswith(f"serving on http://{host}:"), line + process.stdout.read()
-            yield process, http.client.HTTPConnection("127.0.0.1", int(line.rsplit(":", 1)[1]), timeout=20)
+            lines = [process.stdout.readline()]
+            while lines[-1] and not lines[-1].startswith(f"serving on http://{host}:"):  # a worker may say something
+                lines.append(process.stdout.readline())
+            assert lines[-1], "it has ended: " + "".join(lines)
+            yield process, http.client.HTTPConnection("127.0.0.1", int(lines[-1].rsplit(":", 1)[1]), timeout=20)
         finally:
             if process.poll() is None:
                 process.kill()
@@ -69,7 +71,7 @@ def stopped(process: subprocess.Popen, number: int) -> tuple[int, str, float]:
     process.send_signal(number)
     assert process.stdout is not None
     rest = process.stdout.read()
-    return process.wait(20), rest, time.monotonic() - begun
+    return process.wait(120), rest, time.monotonic() - begun
 
 
 def test_served_for_real(config: Config) -> None:
@@ -169,7 +171,7 @@ def test_stopped_at_once_before_it_answers(config: Config) -> None:
             eventually(lambda: len(workers(process)) == 2)
             os.killpg(process.pid, number)  # as Ctrl-C does it
             assert process.stdout is not None
-            assert (process.wait(20), process.stdout.read()) == (0, "")
+            assert (process.wait(120), process.stdout.read()) == (0, "")
 
 
 @pytest.mark.parametrize("chunked", [False, True])

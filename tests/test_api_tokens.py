@@ -114,7 +114,14 @@ def test_the_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pytest.L
     assert tokens.find(READER).name == "reader" and tokens.find("new-new-new") is None
     file.write_text("new: {token: new-new-new, scopes: [read]}\n")
     assert tokens.find(READER) is None and tokens.find("new-new-new").scopes == ("read",)
-    for broken in ("new: {token: secret-secret, scopes: [all]}", "", "\0", None):
+    for broken in (
+        "new: {token: secret-secret, scopes: [all]}",
+        "",
+        "\0",
+        "new: {token: 2026-13-45}",
+        "[" * 3000,
+        None,
+    ):
         caplog.clear()
         file.unlink() if broken is None else file.write_text(broken)
         assert tokens.find("new-new-new").name == "new", "the last good one"
@@ -133,7 +140,13 @@ def test_the_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pytest.L
         ("", ":1: found no tokens"),
         ("{}", ":1: found no tokens"),
         ("- a", ":1: found no tokens"),
-        ("a: [", "expected YAML"),
+        ("a: [", ":1: not YAML: expected a file of tokens"),
+        ("a:\n  token: *seven77", ":2: not YAML: expected a file of tokens"),
+        ("a: {token: !!int seven77}", ": not YAML: expected a file of tokens"),
+        ("a: {token: 2026-13-45}", ": not YAML: expected a file of tokens"),
+        ("a: &a {token: *a, scopes: [read]}", ":1: a.token: found dict, expected a text"),
+        ("[" * 3000, ": not YAML: expected a file of tokens"),
+        (FILE + "reader: {scopes: [write], token: x-x-x-x-x}", "found 'reader' twice, in lines 1 and"),
         ("a:\n  token: x-x-x-x-x", ":1: a: found token, expected token and scopes"),
         ("a: text", ":1: a: found something else"),
         ("a:\n  token: x-x-x-x-x\n  scopes: read", ":3: a.scopes: found 'read', expected a list"),

@@ -44,12 +44,12 @@ def test_the_loop_goes_on_when_all_have_left(loop: asyncio.AbstractEventLoop, mo
         with way:
             with way:
                 inside.set()
-            assert out.wait(10)
+            assert out.wait(120)
             order.append("work")
 
     thread = threading.Thread(target=work)
     thread.start()
-    assert inside.wait(10)
+    assert inside.wait(120)
     threading.Timer(0.1, out.set).start()
     given(loop, way)
     order.append("loop")
@@ -57,23 +57,29 @@ def test_the_loop_goes_on_when_all_have_left(loop: asyncio.AbstractEventLoop, mo
     assert order == ["work", "loop"]
 
 
-def test_the_loop_is_held_for_half_of_the_time_at_the_most(loop: asyncio.AbstractEventLoop) -> None:
+@pytest.fixture
+def most(monkeypatch: pytest.MonkeyPatch) -> float:
+    """The seconds that the loop waits at the most: so many that a busy machine is not taken for a wait."""
+    monkeypatch.setattr("api.way.MOST", 0.5)
+    return 0.5
+
+
+def test_the_loop_is_held_for_half_of_the_time_at_the_most(loop: asyncio.AbstractEventLoop, most: float) -> None:
     way = Way()
     with way:
         first, _ = given(loop, way)
         second, _ = given(loop, way)
-        assert first >= MOST and second < first, "and goes on at once the second time"
-        while given(loop, way)[0] < MOST:
+        assert first >= most and second < first, "and goes on at once the second time"
+        while given(loop, way)[0] < most:
             pass
     assert way._again > time.monotonic(), "it has waited again"
 
 
-def test_the_loop_waits_once_in_a_turn(loop: asyncio.AbstractEventLoop) -> None:
+def test_the_loop_waits_once_in_a_turn(loop: asyncio.AbstractEventLoop, most: float) -> None:
     way = Way()
     with way:
-        for _ in range(3):
-            first, second = given(loop, way, pause=2 * MOST)  # by the time it may wait again
-            assert second < MOST <= first
+        first, second = given(loop, way, pause=2 * most)  # by the time it may wait again
+        assert second < most <= first
 
 
 def test_nobody_waits_for_nothing(loop: asyncio.AbstractEventLoop) -> None:

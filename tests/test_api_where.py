@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from flask.testing import FlaskClient
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from api import duck
@@ -104,7 +104,6 @@ def spare(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("api.snapshot.MANY", 5)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.dictionaries(texts, values, max_size=30),
     st.lists(st.dictionaries(texts, st.one_of(values, st.just("gone")), max_size=10), max_size=5),
@@ -129,7 +128,6 @@ def test_a_page_is_what_plain_python_says(
     assert made.lookup([[key] for key in known]) == [s and dumps(s) for s in states]
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.integers(0, 12_000),
     st.builds(range, st.integers(0, 6000), st.integers(6000, 12_000), st.integers(1, 7)),

@@ -165,4 +165,4 @@ def test_the_bookings_of_every_customer(broker, tmp_path, unused_tcp_port):
         queryable(base, [json.loads(line) for line in sent])
     finally:
         server.terminate()
-        assert server.wait(20) == 0
+        assert server.wait(120) == 0

@@ -1,6 +1,6 @@
 """The jobs under spark-submit on a standalone cluster, a master and two workers as processes of their own, one of which is killed.
 
-`make law` does it, with a million events; it takes minutes, so `make test` does not.
+At full depth only, with a million events: it takes minutes.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from statehouse.config import load
 from statehouse.tables import covered, opened
 from tests import test_bookings, test_million
 from tests.records import children, free_port, wait
+from tests.support.depth import deep
 
 TOP = Path(__file__).parents[1]
 HOME = Path(pyspark.__file__).parent
@@ -69,7 +70,7 @@ class Cluster:
         """End all of it."""
         for process in self.running.values():
             process.terminate()
-            process.wait(30)
+            process.wait(120)
 
     def _start(self, name: str, kind: str, *words: str) -> None:
         environment = {**os.environ, "SPARK_HOME": str(HOME), "SPARK_NO_DAEMONIZE": "1", "SPARK_LOCAL_IP": "127.0.0.1"}
@@ -107,7 +108,7 @@ def submitted(cluster: Cluster, folder: Path, *words: str) -> Iterator[subproces
 
 @pytest.mark.slow
 @pytest.mark.crash
-@pytest.mark.skipif("LAW_EVENTS" not in os.environ, reason="`make law` runs it")
+@deep
 def test_on_two_workers_one_of_which_is_killed_it_is_the_oracles(broker, spark, tmp_path):
     seed = random.randrange(10**9)
     print(f"seed {seed}")

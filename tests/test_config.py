@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import pickle
+import random
 
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
-from statehouse.config import load
+from statehouse.cli import main
+from statehouse.config import load, rule_file
 from statehouse.errors import ConfigError
 from statehouse.status import store_status
 from statehouse.values import milliseconds, parse_address, parse_schema
+from statehouse.yaml_file import parse_yaml
 
 GOOD = """root: ./lake
 kafka:
@@ -98,6 +104,17 @@ def test_the_environment_overrides_scalars(tmp_path):
         ("  status:", "  sta/tus:", 10, "expected a letter, then letters, digits"),
         ("root: ./lake", "root: ./la#ke", 1, "expected a path without #"),
         ("stores:", "stores: [", 11, "not YAML"),
+        ("root: ./lake", "root: ./lake\nmerge_every: 2026-13-45", 2, "not YAML: month must be in 1..12"),
+        ("    reduce", "    where: 'value = 'ok''\n    reduce", 15, "has each of its own twice"),
+        (
+            "    reduce",
+            "    where: value = 'ok'\n    value: agent\n    reduce",
+            16,
+            "'value' twice, in lines 14 and 16",
+        ),
+        ("stores:", "streams: {}\nstores:", 9, "streams: found 'streams' twice, in lines 4 and 9"),
+        ("topic: agent-reports", "topic: a, topic: b", 6, "not YAML: mapping values are not allowed here"),
+        ("  status:", "  status: {}\n  status:", 11, "stores.status: found 'status' twice, in lines 10 and 11"),
         (
             "root: ./lake",
             "api: {max_bodies: 1}",
@@ -174,3 +191,107 @@ def test_the_status_tells_a_reducer_of_ones_own_by_a_word(tmp_path):
     own = "reduce: {fold: {low: min(value)}, combine: {low: 'least(a.low, b.low)'}, result: low}"
     config = load(write(tmp_path, GOOD.replace("reduce: majority", own)), {})
     assert json.loads(json.dumps(store_status(config, "status")))["reduce"] == "own"
+
+
+def test_a_rule_of_its_own_names_a_thing_once_too(tmp_path):
+    config, rule = load(write(tmp_path, GOOD), {}), tmp_path / "rule.yaml"
+    rule.write_text("stream: reports\nkey: key\nvalue: value\nreduce: latest\nkey: agent\n")
+    with pytest.raises(ConfigError, match=r"rule.yaml:5: key: found 'key' twice, in lines 2 and 5"):
+        rule_file(rule, config, "status")
+
+
+def test_a_variable_that_is_no_yaml_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"\$STATEHOUSE_MERGE_EVERY:1: not YAML"):
+        load(write(tmp_path, GOOD), {"STATEHOUSE_MERGE_EVERY": "["})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: 2026-13-45",
+        "a: !!int abc",
+        "a: !!timestamp x",
+        "a: " + "[" * 3000,
+        "a: !!bool a",
+        "a: !!int ''",
+        "a: *b",
+        "!!python/name:os.x a",
+    ],
+)
+def test_a_value_that_cannot_be_made_is_an_error_of_the_file(text):
+    with pytest.raises(ConfigError, match=r"^f(:1)?: not YAML"):
+        parse_yaml(text, "f", "a file")
+
+
+def test_a_name_that_comes_by_an_anchor_can_be_replaced():
+    text = "x: &x {a: 1, b: {c: 2}}\ny: &y {a: 3}\nz:\n  <<: [*x, *y]\n  b: 4\nw: &w [*w]\n"
+    document = parse_yaml(text, "f", "a file")
+    assert document.data["z"] == {"a": 1, "b": 4}
+    assert (document.line_of(("z", "b")), document.line_of(("z", "a")), document.line_of(("w", 0, 0))) == (5, 1, 6)
+    for twice in ("z: {a: 1, <<: *x, a: 2}", "z: {<<: *x, <<: *y}", "z: {*k : 1, a: 2}", "z: {1: 1, 0x1: 2}"):
+        with pytest.raises(ConfigError, match="^f:4: z.*twice, in lines? .*4, expected each name once"):
+            parse_yaml(f"x: &x {{a: 1}}\ny: &y {{a: 3}}\nk: &k a\n{twice}\n", "f", "a file")
+
+
+NAMES = st.text("abc:'\" é", min_size=1, max_size=4)
+DOCUMENTS = st.recursive(
+    st.none() | st.integers() | st.text("ab' #:", max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def mappings(value):
+    """Every mapping of a value that has a name."""
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from mappings(inner)
+    if isinstance(value, dict) and value:
+        yield value
+
+
+class Twice(dict):
+    """A mapping that is written with one of its names a second time, at the end."""
+
+    def __init__(self, value, name):
+        super().__init__(value)
+        self.name = name
+
+    def items(self):
+        return [*super().items(), (self.name, None)]
+
+
+class Dumper(yaml.SafeDumper):
+    """As PyYAML writes, in the mapping's order."""
+
+
+Dumper.add_representer(Twice, lambda dumper, value: dumper.represent_mapping("tag:yaml.org,2002:map", value.items()))
+
+
+@given(DOCUMENTS, st.randoms(use_true_random=False), st.sampled_from([True, False, None]))
+def test_a_name_twice_is_found_in_any_mapping(value, dice: random.Random, flow):
+    layout = {"default_flow_style": flow, "sort_keys": False, "allow_unicode": True}
+    assert parse_yaml(yaml.dump(value, Dumper=Dumper, **layout), "f", "a file").data == value
+    if not (places := list(mappings(value))):
+        return
+    chosen = dice.choice(places)
+    name = dice.choice(list(chosen))
+
+    def twice(part):
+        if isinstance(part, list):
+            return [twice(p) for p in part]
+        copied = {n: twice(p) for n, p in part.items()} if isinstance(part, dict) else part
+        return Twice(copied, name) if part is chosen else copied
+
+    with pytest.raises(ConfigError) as error:
+        parse_yaml(yaml.dump(twice(value), Dumper=Dumper, **layout), "f", "a file")
+    assert f"found {name!r} twice, in line" in str(error.value)
+    assert len(str(error.value).splitlines()) == 1, "the others are not named"
+
+
+def test_a_text_that_yaml_made_a_name_of_is_explained(spark, tmp_path, capsys):
+    """``check`` in the words of Spark, and then why."""
+    file = write(tmp_path, GOOD.replace("key: key", "key: 'ok'").replace("value: value", "value: nothing"))
+    assert main(["check", "-c", str(file)]) == 2
+    key, value = capsys.readouterr().err.splitlines()[-2:]
+    assert f"{file}:12: stores.status.key: found 'ok'" in key and "a text of SQL in YAML's quotes is \"'text'\"" in key
+    assert f"{file}:14: stores.status.value: found 'nothing'" in value and "quotes" not in value

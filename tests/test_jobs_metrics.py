@@ -62,7 +62,7 @@ def test_a_run_counts_what_it_commits(broker, tmp_path):
         produce(broker.bootstrap, topic, [("k", {"key": "k", "n": 1}, None, 0)])
         wait(lambda: value("statehouse_events_total", stream="s") == 8, what="one more")
         run.terminate()
-        assert run.wait(60) == 0
+        assert run.wait(120) == 0
     finally:
         run.kill()
         run.wait()

@@ -1,7 +1,7 @@
 """Events in a random order, in random batches, through a real Kafka and `statehouse run` processes that are killed, against
 one run in the order of events: the same states, row for row, and the oracle's.
 
-`make law` does it with a million events, twenty batches and five kills; `make test` with fewer of each.
+At full depth with a million events, twenty batches and five kills; else with fewer of each.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from statehouse.config import load
 from statehouse.tables import metadata
 from tests.oracle import fold, windowed
 from tests.records import control, iso, payload, wait
+from tests.support.depth import sized
 from tests.test_bookings import statehouse
 
-EVENTS = int(os.environ.get("LAW_EVENTS", "20000"))
-BATCHES, KILLS = (20, 5) if EVENTS >= 1_000_000 else (4, 1)
+EVENTS, BATCHES, KILLS = sized((5_000, 2, 1), (1_000_000, 20, 5))
 T0 = 1_700_000_000_000  # milliseconds, as Kafka's own times; each event has one of its own, so that no two tie
 HOUR = 3_600_000
 CONFIG = """root: ./lake

@@ -43,12 +43,12 @@ def nginx(name: str, folder: Path, instances: Instances) -> Iterator[int]:
     command = [NGINX, "-c", str(folder / "nginx.conf"), "-g", "daemon off;"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
-            eventually(lambda: process.poll() is not None or answers(port), 20)
+            eventually(lambda: process.poll() is not None or answers(port))
             assert process.poll() is None, process.stdout.read() if process.stdout else ""
             yield port
         finally:
             process.terminate()
-            process.wait(20)
+            process.wait(120)
 
 
 def forwarded(instances: Instances) -> int:

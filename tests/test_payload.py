@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-import os
 import random
 from decimal import Decimal
 from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from statehouse.payload import DEEPEST, Decoder, Field, Refused, canonical, convert, read
 from statehouse.types import parse_type
 from tests.payloads import Raw, Wrong, ddl, draw_payload, draw_schema, draw_type, draw_value, meaning, write
+from tests.support.depth import sized
 
-SCHEMAS = int(os.environ.get("PAYLOAD_SCHEMAS", 50))  # with a hundred payloads each
+SCHEMAS = sized(50, 2000)  # with a hundred payloads each
 SUITE = Path(__file__).parents[2] / "shared" / "data" / "jsontestsuite" / "test_parsing"
 
 
@@ -189,7 +189,6 @@ def test_deep_text_in_brackets_is_not_nested():
 
 
 @given(st.integers(), st.sampled_from(["DECIMAL(38,0)", "DECIMAL(38,38)", "DECIMAL(1,1)"]))
-@settings(max_examples=50)
 def test_a_number_is_read_at_the_size_of_its_text(exponent, kind):
     """An exponent of any size is taken or refused, and never written out."""
     (column,), (reason,) = Decoder((Field("n", parse_type(kind)),)).decode(

@@ -72,7 +72,7 @@ class Gateway:
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait(20)
+        self.process.wait(120)
 
 
 def test_the_bookings_and_random_events_with_the_server_restarted(broker, tmp_path, monkeypatch):
@@ -136,7 +136,7 @@ def test_the_bookings_and_random_events_with_the_server_restarted(broker, tmp_pa
             for process in (jobs, serve):
                 if process and process.poll() is None:
                     process.terminate()
-                    process.wait(60)
+                    process.wait(120)
             gateway.stop()
 
 
