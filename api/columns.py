@@ -14,15 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from api.cells import EPOCH, TEXT, TEXTS, values
 from api.exact import dumps, time
 
-TEXT = pa.large_string()
-TEXTS = (pa.string(), TEXT)
 REPORT = ("value", "event_time")  # what is shown of an agent's report
 PLAIN_SCALE = 6  # beyond it Arrow may write a decimal with an exponent
 ESCAPED = r'["\\\x00-\x1f]'
 MICROSECOND = 10**20  # what a microsecond is in the packed order key, see statehouse.reducers.ORDER
-EPOCH = dt.datetime(1970, 1, 1)
 Columns = dict[str, pa.Array]
 
 
@@ -121,7 +119,7 @@ def count(columns: Mapping[str, pa.Array]) -> int:
 
 
 def _one_by_one(column: pa.Array) -> pa.Array:
-    return pa.array([dumps(value) for value in column.to_pylist(maps_as_pydicts="strict")], TEXT)
+    return pa.array([dumps(value) for value in values(column)], TEXT)
 
 
 def _joined(*pieces: pa.Array | pa.Scalar) -> pa.Array:

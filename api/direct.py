@@ -20,7 +20,7 @@ from api.duck import ROWS, quoted
 from api.exact import dumps
 from api.overlay import Key, keys_of
 from api.pool import Pool
-from api.snapshot import Inside, Row, Snapshot, casts, epoch_of
+from api.snapshot import Inside, Row, Snapshot, casts, epoch_of, within
 from api.where import Where
 from statehouse.config import Config, Store
 from statehouse.errors import StatehouseError
@@ -92,7 +92,8 @@ class Direct(Snapshot):
 
     def _select(self, conditions: Sequence[str], bound: Sequence[Any], limit: int | None = None) -> Columns:
         assert self.rule is not None and self.pool is not None and self.version is not None
-        text = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+        tests = [*conditions, *within(self.rule)]
+        text = f"WHERE {' AND '.join(tests)}" if tests else ""
         order = f"ORDER BY {', '.join(map(quoted, self.rule.keys))}" + (f" LIMIT {int(limit)}" if limit else "")
         with self.pool.table(self.path, self.version) as (db, name):
             found = db.execute(f"SELECT {casts(self.types)} FROM {name} {text} {order}", bound).to_arrow_table(ROWS)

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 import pyarrow as pa
 from flask import Request, Response
 
-from api.columns import TEXTS, Columns, lines, texts
+from api.cells import TEXTS
+from api.columns import Columns, lines, texts
 
 JSON, NDJSON, CSV, ARROW = "application/json", "application/x-ndjson", "text/csv", "application/vnd.apache.arrow.stream"
 CUT = "cut off by an error, there is more"

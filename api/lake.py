@@ -22,6 +22,7 @@ from deltalake.exceptions import DeltaError
 from sqlglot import exp
 
 from api import duck
+from api.cells import rows_of
 from api.delta import Which, parts, pin, unpin
 from api.duck import ROWS, literal, quoted
 from api.feed import batches
@@ -125,7 +126,7 @@ class Lake:
             ).to_arrow_table(ROWS)
 
         found, position = self._read(snapshot, rule, key, read)
-        rows = found.to_pylist(maps_as_pydicts="strict")
+        rows = rows_of(found)
         return [{**row, "_order": int(row["_order"]), **_coordinates(int(row["_order"]))} for row in rows], position
 
     def at(self, snapshot: Snapshot, key: Sequence[str], moment: dt.datetime) -> tuple[Row | None, int]:
@@ -175,7 +176,7 @@ class Lake:
             unpin(db, "_quarantine")
             return found
 
-        return self._tables.ask(read).to_pylist()
+        return rows_of(self._tables.ask(read))
 
     def tasks(self, wanted: Mapping[str, str], after: tuple[int, str] | None, limit: int) -> list[Row]:
         """Tasks of which columns have the values that are wanted, by due (after so many microseconds since 1970, and an id) and id."""
@@ -207,7 +208,7 @@ class Lake:
             unpin(db, "_tasks")
             return found
 
-        return self._tables.ask(read).to_pylist()
+        return rows_of(self._tables.ask(read))
 
     def touched(self, snapshot: Snapshot, start: int, head: int) -> list[Key]:
         """The keys that the changelog's versions (start, head] touch. In a windowed store they have the window, or None for

@@ -12,7 +12,8 @@ from typing import Any
 from sqlglot import exp
 
 from api.keys import ESCAPED
-from api.typed import BASE64, BITS, LARGEST
+from api.typed import BITS, LARGEST, kind_of
+from statehouse.fold import BASE64
 
 Schema = dict[str, Any]
 
@@ -165,7 +166,7 @@ def text_of(kinds: Sequence[str]) -> str:
 
 
 def value(kind: str) -> Schema:
-    """A value that a set may give (not null); of a nested type only its outermost is looked at."""
+    """A value that a set may give (not null)."""
     plain = kind.upper()
     if plain in BITS:
         return integer(plain)
@@ -179,10 +180,8 @@ def value(kind: str) -> Schema:
         return {"type": "number", "minimum": -LARGEST, "maximum": LARGEST}
     if plain == "BOOLEAN":
         return {"type": "boolean"}
-    if plain.startswith("ARRAY"):
-        return {"type": "array", "description": kind}
-    if plain.startswith(("MAP", "STRUCT")):
-        return {"type": "object", "description": kind}
+    if plain.startswith(("ARRAY", "MAP", "STRUCT")):
+        return _nested(exp.DataType.build(kind, dialect="spark"), kind)
     if plain == "DATE":
         return DAY
     if plain.startswith("TIMESTAMP"):
@@ -190,6 +189,17 @@ def value(kind: str) -> Schema:
     if plain == "BINARY":
         return matching(BASE64, contentEncoding="base64")
     return TEXT
+
+
+def _nested(kind: exp.DataType, text: str) -> Schema:
+    """A list, a map or a struct as a set may give it: any part of it may be null or, of a struct, missing."""
+    parts = [nullable(value(kind_of(part))) for part in kind.expressions]
+    if kind.this == exp.DataType.Type.STRUCT:
+        fields = {field.name: part for field, part in zip(kind.expressions, parts, strict=True)}
+        return {"type": "object", "properties": fields, "additionalProperties": False, "description": text}
+    if kind.this == exp.DataType.Type.MAP:
+        return {"type": "object", "additionalProperties": parts[1], "description": text}
+    return {"type": "array", "items": parts[0], "description": text}
 
 
 def nullable(schema: Schema) -> Schema:

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from api import duck
-from api.cells import cell
+from api.cells import cell, value_of, values
 from api.columns import Columns, count, joined, lines, public, taken, time_of
 from api.delta import pin, unpin
 from api.duck import quoted
@@ -35,9 +35,11 @@ from api.typed import text_of
 from api.where import Where
 from statehouse.config import Config, Store
 from statehouse.errors import StatehouseError
-from statehouse.fold import Rule
+from statehouse.fold import TIMES, Rule, within_years
+from statehouse.fold import quoted as spark_quoted
 from statehouse.reducers import ORDER
 from statehouse.tables import folded, generation, stored_rule, table
+from statehouse.transpile import to_duckdb
 
 SOME = 100_000  # rows of a chunk, where few are expected
 MANY = 32  # rows from which on it takes less time to make them a column at a time
@@ -396,14 +398,14 @@ class Snapshot:
 
     def rows(self, columns: dict[str, pa.Array]) -> list[Row]:
         """The rows of some Arrow columns as Python's values."""
-        values = {
+        made = {
             # As the shortest number that it is (1.1), not as the double next to it (1.100000023841858).
             name: [None if text is None else float(text) for text in column.cast(pa.string()).to_pylist()]
             if name in self._floats
-            else column.to_pylist(maps_as_pydicts="strict")
+            else values(column)
             for name, column in columns.items()
         }
-        return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+        return [dict(zip(made, row, strict=True)) for row in zip(*made.values(), strict=True)]
 
     def _row(self, columns: Columns, place: int) -> Row:
         """What callers see of a row: the same as ``rows`` of one, in a fraction of the time."""
@@ -411,7 +413,7 @@ class Snapshot:
             return self._shown_row(self.rows({name: columns[name][place : place + 1] for name in self._shown})[0])
         if columns is self._shown:
             return self._shown_row({name: at(place) for name, at in self._cells})
-        return self._shown_row({name: columns[name][place].as_py(maps_as_pydicts="strict") for name in self._shown})
+        return self._shown_row({name: value_of(columns[name][place]) for name in self._shown})
 
     def _spots(self, keys: Sequence[Key], known: Sequence[Spot | None]) -> list[Spot]:
         """Where keys are, of which it is known or not: where the version has those of which it is not."""
@@ -549,7 +551,9 @@ def load(
     if rule is None:
         raise StatehouseError(f"{path} has no definition: it was not made by statehouse")
     names = ", ".join(map(quoted, rule.key_columns))
-    where = f"WHERE ({names}) IN (SELECT {names} FROM {wanted})" if wanted else ""
+    tests = within(rule)
+    if wanted:
+        tests.append(f"({names}) IN (SELECT {names} FROM {wanted})")
     try:
         pin(cursor, path, version, "lake")
         types = duck.types(cursor, "lake")
@@ -559,10 +563,11 @@ def load(
         chunk = SOME
         if shards:
             shards.declare(cursor, "_here")
-            where = f"WHERE _here({', '.join(_cast(name, types[name]) for name in rule.key_columns)})"
+            tests = [f"_here({', '.join(_cast(name, types[name]) for name in rule.key_columns)})", *within(rule)]
         elif not wanted:  # all as one chunk, or they would have to be copied together; but it is allocated at once
             ((rows,),) = cursor.execute("SELECT count(*) FROM lake").fetchall()
             chunk = max(1, rows)
+        where = f"WHERE {' AND '.join(tests)}" if tests else ""
         found = cursor.execute(f"SELECT {columns} FROM lake {where} ORDER BY {order}").to_arrow_table(chunk)
     finally:
         unpin(cursor, "lake")
@@ -570,6 +575,13 @@ def load(
     made.version, made.generation, made.position = version, generation(delta), position
     made.epoch, made.shards = epoch_of(delta), shards
     return made
+
+
+def within(rule: Rule) -> list[str]:
+    """DuckDB's tests that a row of a state has a key that callers can have: the rows of an earlier version may have windows that begin
+    before the year 1."""
+    kinds = {name: kind for name, kind in rule.keys.items() if kind in TIMES}
+    return [to_duckdb(f"{within_years(spark_quoted(name), kind)} IS NOT NULL") for name, kind in kinds.items()]
 
 
 def epoch_of(delta: DeltaTable) -> str:

@@ -7,14 +7,17 @@ The messages say what was expected; the caller says what was found.
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import math
 import re
 from decimal import Decimal
 from typing import Any
 
-from api import exact
+from sqlglot import exp
 
-BASE64 = "(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?"
+from api import exact
+from statehouse.fold import BASE64
+
 LARGEST = 1.7976931348623157e308  # a double
 BITS = {"TINYINT": 8, "SMALLINT": 16, "INT": 32, "BIGINT": 64}
 _TIME = re.compile(
@@ -82,9 +85,7 @@ def conforming(value: Any, kind: str) -> Any:
             raise ValueError("expected true or false")
         return value
     if plain.startswith(("ARRAY", "MAP", "STRUCT")):
-        if not isinstance(value, list if plain.startswith("ARRAY") else dict):
-            raise ValueError(f"expected {kind} as a JSON {'array' if plain.startswith('ARRAY') else 'object'}")
-        return value
+        return _nested(value, kind)
     if not isinstance(value, str):
         raise ValueError(f"expected a string ({plain})")
     if plain == "DATE":
@@ -94,6 +95,42 @@ def conforming(value: Any, kind: str) -> Any:
     if plain == "BINARY" and not re.fullmatch(BASE64, value):  # Python's decoder takes more than Spark's does
         raise ValueError("expected binary as base64")
     return value
+
+
+@functools.lru_cache(maxsize=1000)
+def _tree(kind: str) -> exp.DataType:
+    return exp.DataType.build(kind, dialect="spark")
+
+
+def _nested(value: Any, kind: str) -> Any:
+    """A list, a map or a struct, all of whose parts conform or are null; of a struct with every field, in the order of its type, so
+    that it is the same text to both engines."""
+    tree = _tree(kind)
+    inner = [kind_of(part) for part in tree.expressions]
+    if tree.this == exp.DataType.Type.ARRAY:
+        if not isinstance(value, list):
+            raise ValueError(f"expected {kind} as a JSON array")
+        return [_part(str(place), part, inner[0]) for place, part in enumerate(value)]
+    if not isinstance(value, dict):
+        raise ValueError(f"expected {kind} as a JSON object")
+    if tree.this == exp.DataType.Type.MAP:
+        return {key: _part(key, part, inner[1]) for key, part in value.items()}
+    fields = dict(zip((field.name for field in tree.expressions), inner, strict=True))
+    if unknown := [name for name in value if name not in fields]:
+        raise ValueError(f"expected {kind}, without a field {unknown[0][:100]!r}")
+    return {name: _part(name, value.get(name), of) for name, of in fields.items()}
+
+
+def kind_of(part: exp.Expr) -> str:
+    """The type of a struct's field, or of what a list or a map holds, as text."""
+    return (part.args["kind"] if isinstance(part, exp.ColumnDef) else part).sql("spark")
+
+
+def _part(name: str, value: Any, kind: str) -> Any:
+    try:
+        return None if value is None else conforming(value, kind)
+    except ValueError as error:
+        raise ValueError(f"{error}, at {name[:100]!r}") from None
 
 
 def whole(value: Any) -> Any:

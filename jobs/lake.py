@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 from delta.tables import DeltaTable
@@ -11,17 +12,20 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from statehouse.config import Config, Stream
-from statehouse.errors import DefinitionChanged
+from statehouse.errors import DefinitionChanged, FoldAnew
 from statehouse.fold import Rule, quoted
 from statehouse.tables import (
     BUCKET,
     BUCKETS,
     CLUSTERED,
     DEFINITION,
+    FOLD,
+    FOLDS,
     GENERATION,
     buckets,
     changelog_columns,
     definition_of,
+    fold_of,
     generation,
     opened,
     stored_rule,
@@ -133,8 +137,8 @@ def next_offsets(spark: SparkSession, path: str, which: str) -> dict[int, int]:
 
 
 def create_store(spark: SparkSession, rule: Rule, state: str, tombstones: str) -> None:
-    """The tables of a state and its tombstones. A state folded by another rule raises DefinitionChanged; one that is partitioned
-    otherwise stays so."""
+    """The tables of a state and its tombstones. A state folded by another rule raises DefinitionChanged, and one with rows that are
+    not as they are made today FoldAnew; one that is partitioned otherwise stays so."""
     name, found = rule.store.name, opened(state)
     kept = stored_rule(found, name)
     if kept is not None and (changes := differing(kept, rule)):
@@ -143,6 +147,8 @@ def create_store(spark: SparkSession, rule: Rule, state: str, tombstones: str) -
             f"'statehouse recover {name}' folds all of the changelog by the new rule and shows what would change, "
             f"'statehouse recover {name} --swap' makes that the state"
         )
+    if found and kept and fold_of(found) < FOLDS and (wrong := outdated(kept, rule)):
+        raise FoldAnew(f"store {name}: its state is of an earlier version of statehouse, {wrong}")
     create(spark, tombstones, rule.tombstone_columns, tombstone_properties(rule))
     if found and (was := buckets(found)) != rule.store.buckets:
         wanted = rule.store.buckets or "none"
@@ -155,17 +161,39 @@ def create_store(spark: SparkSession, rule: Rule, state: str, tombstones: str) -
 
 def differing(old: Rule, new: Rule) -> str:
     """What two rules of a store differ in, for people; empty where they are the same."""
-    if definition_of(old) == definition_of(new):
+    if old.store.definition == new.store.definition and all(map(alike, old.types, new.types)):
         return ""
     was, now = old.store.definition, new.store.definition
     names = [k for k in sorted({*was, *now}) if was.get(k) != now.get(k)]
     return ", ".join(f"{k}: {was.get(k)!r} → {now.get(k)!r}" for k in names) or "other types"
 
 
+def alike(one: str, other: str) -> bool:
+    """Whether two types are the same but for the case of a struct's fields: Spark does not tell cases apart, and types were once
+    kept in capitals."""
+    return _plain(one).upper() == _plain(other).upper()
+
+
+def _plain(kind: str) -> str:
+    """A type without what does not tell it from another."""
+    return re.sub(r"[`\s]", "", kind)
+
+
+def outdated(old: Rule, new: Rule) -> str:
+    """What may be wrong in a state that an earlier version folded by the same rule, in words; empty where nothing is."""
+    if [*map(_plain, old.types)] != [*map(_plain, new.types)]:
+        return "whose structs have their names in capitals, and sets of them nothing in them"
+    size, step = new.store.windows or (1, 1)
+    if step < 2**31 <= (-(-size // step) - 1) * step:
+        return "whose windows were worked out in 32 bits"
+    return ""
+
+
 def state_properties(rule: Rule) -> dict[str, str]:
     """The table properties of a state."""
     return {
         DEFINITION: definition_of(rule),
+        FOLD: str(FOLDS),
         "delta.checkpointInterval": "50",
         "delta.dataSkippingStatsColumns": _keys(rule),
         **({FEED: "true"} if rule.store.publish else {}),

@@ -153,7 +153,7 @@ def _task_reasons(stores: Sequence[str]) -> list[tuple[str, str]]:
             """'a cancel whose payload is not a JSON object such as {"id": "t:0:17"}'""",
         ),
         (
-            f"_op = 'task' AND CAST({found('due')} AS TIMESTAMP) IS NULL",
+            f"_op = 'task' AND coalesce(CAST({found('due')} AS TIMESTAMP) NOT BETWEEN {LEAST} AND {GREATEST}, TRUE)",
             f"concat('due: found ', coalesce({found('due')}, 'nothing'), ', expected a time such as 2026-05-01T10:00:00Z')",
         ),
         (

@@ -18,7 +18,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from jobs.lake import differing, draft_of, remove, replace, settle, state_properties
@@ -129,11 +129,12 @@ def _difference(draft: Merge, live: Merge, kept: Rule | None, at: int | None) ->
         rows, before = (load(draft.state).count() if new else 0), (load(live.state).count() if old else 0)
         return Difference(draft.store.name, rule, at, rows, before, 0, 0)
     both = _joined(load(draft.state), load(live.state), kept, draft.rule)
+    shown = both.select(*(_shown(both, name) for name in both.columns))
     counts = {row["_kind"]: row["count"] for row in both.groupBy("_kind").count().collect()}
     samples = {
         kind: [
             {k: v for k, v in row.asDict(recursive=True).items() if k != "_kind" and (k, kind) not in HIDDEN}
-            for row in both.where(F.col("_kind") == kind).orderBy(*map(quoted, kept.keys)).limit(SAMPLES).collect()
+            for row in shown.where(F.col("_kind") == kind).orderBy(*map(quoted, kept.keys)).limit(SAMPLES).collect()
         ]
         for kind in ("added", "gone", "changed")
         if counts.get(kind)
@@ -142,13 +143,19 @@ def _difference(draft: Merge, live: Merge, kept: Rule | None, at: int | None) ->
     return Difference(draft.store.name, rule, at, **numbers, samples=samples)
 
 
+def _shown(rows: DataFrame, name: str) -> Column:
+    """A column as people see it: a time as text, for PySpark cannot make Python's of each."""
+    column, kind = F.col(quoted(name)), rows.schema[name].dataType.simpleString()
+    return column.cast("string").alias(name) if "timestamp" in kind else column
+
+
 HIDDEN = {("was", "added"), ("is", "gone")}
 
 
 def _same(old: Rule, new: Rule) -> str:
-    """SQL: whether a live row ``l`` and a draft's ``d`` have the same value. Maps cannot be compared, their text can."""
-    if old.value_type == new.value_type and "MAP<" not in new.value_type.upper():
-        return "l.value <=> d.value"
+    """SQL: whether a live row ``l`` and a draft's ``d`` have the same value; where their types differ, by their text."""
+    if old.value_type == new.value_type:
+        return new.same("l.value", "d.value")
     return "to_json(struct(l.value AS v)) <=> to_json(struct(d.value AS v))"
 
 

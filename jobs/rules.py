@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, NullType, StringType, StructType
+from sqlglot.dialects.spark import Spark
 
 from jobs.lookup import table_of, twofold
 from jobs.route import SOURCE, shaped
 from statehouse.config import Config, Lookup, Own, Route, Store, Stream, Task
 from statehouse.errors import ConfigError, StatehouseError
-from statehouse.fold import Rule, quoted
+from statehouse.fold import TIMES, Rule, quoted
 from statehouse.reducers import ORDER
 from statehouse.tables import changelog_columns
 
-REFUSED_KEYS = ("map", "array", "struct", "binary", "float", "double", "variant")
+EXACT = ("TINYINT", "SMALLINT", "INT", "BIGINT", "DECIMAL")
+KEYS = ("STRING", "BOOLEAN", *EXACT, *TIMES)
+NUMBERS = (*EXACT, "FLOAT", "DOUBLE")
+CARRIED = (*KEYS, *NUMBERS, "BINARY")  # by tables and both engines, beside what is nested
+KNOWN = "a type that JSON and both engines have"
+MOST_DECIMALS = 36  # of a number that is added up: one digit more than 38 would be needed for the sum
 
 
 def schema_of(columns: Mapping[str, str]) -> StructType:
@@ -29,15 +35,60 @@ def schema_of(columns: Mapping[str, str]) -> StructType:
     return schema
 
 
-def type_of(spark: SparkSession, stream: Stream, expression: str, columns: Mapping[str, str] | None = None) -> str:
-    """The Spark DDL type of an expression over a stream's columns (by default all that the changelog has); ConfigError with Spark's
-    own words."""
+def ddl(kind: DataType) -> str:
+    """A type as Spark's DDL in capitals; but a struct's fields have the names that they were declared with."""
+    if isinstance(kind, ArrayType):
+        return f"ARRAY<{ddl(kind.elementType)}>"
+    if isinstance(kind, MapType):
+        return f"MAP<{ddl(kind.keyType)}, {ddl(kind.valueType)}>"
+    if isinstance(kind, StructType):
+        return f"STRUCT<{', '.join(f'{_field(f.name)}: {ddl(f.dataType)}' for f in kind.fields)}>"
+    return kind.simpleString().upper()
+
+
+def _field(name: str) -> str:
+    """A field's name, quoted where Spark or sqlglot could take it for something else."""
+    plain = re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) and name.upper() not in Spark.Tokenizer.KEYWORDS
+    return name if plain else quoted(name)
+
+
+def is_one(kind: DataType, names: Sequence[str]) -> bool:
+    """Whether a type is one of these, such as ``DECIMAL``, whatever its digits."""
+    return ddl(kind).partition("(")[0] in names
+
+
+def carried(kind: DataType) -> bool:
+    """Whether tables and both engines can carry a type."""
+    if isinstance(kind, ArrayType):
+        return carried(kind.elementType)
+    if isinstance(kind, MapType):
+        return isinstance(kind.keyType, StringType) and carried(kind.valueType)
+    if isinstance(kind, StructType):
+        return all(carried(f.dataType) for f in kind.fields)
+    return is_one(kind, CARRIED)
+
+
+def holds_map(kind: DataType) -> bool:
+    """Whether a type is a map, or has one in it."""
+    if isinstance(kind, StructType):
+        return any(holds_map(f.dataType) for f in kind.fields)
+    return isinstance(kind, MapType) or (isinstance(kind, ArrayType) and holds_map(kind.elementType))
+
+
+def data_type(
+    spark: SparkSession, stream: Stream, expression: str, columns: Mapping[str, str] | None = None
+) -> DataType:
+    """The type of an expression over a stream's columns (by default all that the changelog has); ConfigError with Spark's own words."""
     try:
         schema = schema_of(columns if columns is not None else changelog_columns(stream))
-        frame = spark.createDataFrame([], schema).selectExpr(f"({expression}) AS x")
-        return frame.schema[0].dataType.simpleString().upper()
+        return spark.createDataFrame([], schema).selectExpr(f"({expression}) AS x").schema[0].dataType
     except (AnalysisException, ParseException) as error:
         raise ConfigError(_short(error)) from None
+
+
+def type_of(spark: SparkSession, stream: Stream, expression: str, columns: Mapping[str, str] | None = None) -> str:
+    """The same as :func:`ddl`."""
+    return ddl(data_type(spark, stream, expression, columns))
 
 
 def _short(error: Exception) -> str:
@@ -51,9 +102,9 @@ def problems(spark: SparkSession, config: Config) -> list[tuple[tuple, str]]:
 
     def ask(
         stream: Stream, path: tuple, expression: str | None, columns: Mapping[str, str] | None = None
-    ) -> str | None:
+    ) -> DataType | None:
         try:
-            return type_of(spark, stream, expression, columns) if expression is not None else None
+            return data_type(spark, stream, expression, columns) if expression is not None else None
         except ConfigError as error:
             found.append((path, f"found {expression!r}: {error}"))
             return None
@@ -68,26 +119,28 @@ def problems(spark: SparkSession, config: Config) -> list[tuple[tuple, str]]:
             found.append((("streams", stream.name, "schema"), f"found {stream.schema_!r}: {_short(error)}"))
             continue
         kind = ask(stream, ("streams", stream.name, "time"), stream.time, payload)
-        if kind not in (None, "TIMESTAMP", "DATE", "TIMESTAMP_NTZ"):
-            message = f"found {stream.time!r} of type {kind}, expected a TIMESTAMP (such as timestamp_millis(...))"
+        if kind and not is_one(kind, TIMES):
+            message = f"found {stream.time!r} of type {ddl(kind)}, expected a TIMESTAMP (such as timestamp_millis(...))"
             found.append((("streams", stream.name, "time"), message))
         for store in config.stores_of(stream.name):
             path = ("stores", store.name)
             for index, key in enumerate(store.keys):
                 at = (*path, "key", index) if store.composite else (*path, "key")
                 kind = ask(stream, at, key.expression)
-                if kind and kind.lower().startswith(REFUSED_KEYS):
-                    found.append((at, f"found a key of type {kind}, expected text, a whole number, a date or a time"))
+                if kind and not is_one(kind, KEYS):
+                    found.append(
+                        (at, f"found a key of type {ddl(kind)}, expected text, a whole number, a date or a time")
+                    )
             ask(stream, (*path, "agent"), store.agent)
             kind = ask(stream, (*path, "where"), store.where)
-            if kind not in (None, "BOOLEAN"):
-                found.append(((*path, "where"), f"found {store.where!r} of type {kind}, expected a BOOLEAN"))
+            if kind and ddl(kind) != "BOOLEAN":
+                found.append(((*path, "where"), f"found {store.where!r} of type {ddl(kind)}, expected a BOOLEAN"))
             kind = ask(stream, (*path, "value"), store.value)
             if kind and (wrong := _unfit(store, kind)):
-                found.append(((*path, "value"), f"found {store.value!r} of type {kind}, expected {wrong}"))
+                found.append(((*path, "value"), f"found {store.value!r} of type {ddl(kind)}, expected {wrong}"))
             if isinstance(store.reduce, Own) and (kind or store.value is None):
                 try:
-                    own_types(spark, store.reduce, kind or "BOOLEAN")
+                    own_types(spark, store.reduce, ddl(kind) if kind else "BOOLEAN")
                 except ConfigError as error:
                     place, _, message = str(error).partition(": ")
                     found.append(((*path, "reduce", *place.split(".")), message))
@@ -178,16 +231,22 @@ def _wrong_in(spark: SparkSession, stream: Stream, route: Route) -> Iterator[tup
             yield (*path, "to", "key"), f"found {route.to.key!r}: {_short(error)} (a key is made of what is selected)"
 
 
-def _unfit(store: Store, kind: str) -> str | None:
+def _unfit(store: Store, kind: DataType) -> str | None:
     """What the reducer expects instead of a value of this type."""
-    name = store.reducer.name
-    if name in ("sum", "avg") and not kind.startswith(
-        ("TINYINT", "SMALLINT", "INT", "BIGINT", "DECIMAL", "FLOAT", "DOUBLE")
-    ):
+    name, nested = store.reducer.name, isinstance(kind, (ArrayType, MapType, StructType))
+    if name == "count":  # any will do: it is not kept
+        return None
+    if not carried(kind):
+        return KNOWN
+    if name in ("sum", "avg") and not is_one(kind, NUMBERS):
         return f"a number to {name}"
-    if name in ("min", "max", "majority", "at_least_one") and kind.startswith(("MAP", "VARIANT")):
-        return "a type whose values can be compared"
-    return None
+    if name in ("sum", "avg") and isinstance(kind, DecimalType) and kind.scale > MOST_DECIMALS:
+        return f"at most {MOST_DECIMALS} decimals to {name}"
+    if name in ("min", "max") and nested:
+        return f"a type whose values have one order to both engines, so that there is a {name}"
+    if name == "at_least_one" and nested:
+        return "a type that the reducer's arguments can be of"
+    return "a type whose values can be compared" if name == "majority" and holds_map(kind) else None
 
 
 def rule_of(spark: SparkSession, config: Config, store: Store) -> Rule:
@@ -221,7 +280,10 @@ def own_types(spark: SparkSession, reduce: Own, value: str) -> tuple[str, ...]:
             frame = spark.createDataFrame([], columns).selectExpr(f"({expression}) AS x")
         except (AnalysisException, ParseException) as error:
             raise ConfigError(f"{place}: found {expression!r}: {_short(error)}") from None
-        return frame.schema[0].dataType.simpleString().upper()
+        kind = frame.schema[0].dataType
+        if not carried(kind) and not isinstance(kind, NullType):
+            raise ConfigError(f"{place}: found {expression!r} of type {ddl(kind)}, expected {KNOWN}")
+        return ddl(kind)
 
     seen = f"value {value}, event_time TIMESTAMP, agent STRING, _order {ORDER}"
     columns = {c: typed(f"fold.{c}", seen, e) for c, e in reduce.fold.items()}

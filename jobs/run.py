@@ -28,7 +28,7 @@ from jobs.send import Sender, Sent
 from jobs.session import lock, session
 from jobs.tasks import Tasks
 from statehouse.config import Config
-from statehouse.errors import ConfigError, DefinitionChanged, FeedLost, LakeBusy, StatehouseError, first_line
+from statehouse.errors import ConfigError, DefinitionChanged, FoldAnew, LakeBusy, StatehouseError, first_line
 
 log = logging.getLogger("statehouse")
 PARTS = ("ingest", "merge", "route", "publish", "tasks", "maintain")
@@ -211,15 +211,15 @@ def run_merges(
 
 
 def catch_up(merges: list[Merge], tell: Callable[[Round], None], stopping: threading.Event | None = None) -> int:
-    """One round of every store; the number of those that had something new. A state whose changelog no longer reaches
-    back to its position is folded anew."""
+    """One round of every store; the number of those that had something new. A state that cannot be gone on from, such as one whose
+    changelog no longer reaches back to its position, is folded anew."""
     worked = 0
     for merge in merges:
         if stopping and stopping.is_set():
             break
         try:
             done = merge.round()
-        except FeedLost as error:
+        except FoldAnew as error:
             log.warning("%s; folding all of it anew", error)
             recover(merge.spark, merge.config, merge.store)
             worked += 1

@@ -14,7 +14,11 @@ from statehouse.config import Config
 
 MESSAGE = ("key", "value", "headers")
 OVERHEAD = 1000  # bytes of a message besides its key, value and headers, at the most
-JSON_OPTIONS = {"ignoreNullFields": "false", "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'"}
+JSON_OPTIONS = {
+    "ignoreNullFields": "false",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
 # A producer that has lost its broker says so while someone still waits for it.
 PATIENCE = {"delivery.timeout.ms": "30000", "request.timeout.ms": "10000", "max.block.ms": "15000"}
 

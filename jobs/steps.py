@@ -7,7 +7,6 @@ key's step is one more column of its key there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from pyspark.sql import DataFrame, SparkSession, Window
@@ -61,9 +60,8 @@ class Steps:
             part = events.where(F.col(STEP).between(first, first + most - 1))
             ends = part.groupBy(self.keys).agg(F.max(STEP).alias(LAST))
             made = self._folded(part, ends, state, tombstones, first)
-            if self.rule.store.reducer.additive and (
-                torn := made.where("_conflict").select(self.keys).distinct().collect()
-            ):
+            torn = made.where("_conflict").select(self.keys).distinct()
+            if self.rule.store.reducer.additive and not torn.isEmpty():
                 made = self._again(made, torn, events, ends, state, first, head)
             found.append(self._filled(made, ends) if self.rule.store.windows else made)
             if first + most <= largest:
@@ -122,7 +120,7 @@ class Steps:
     def _again(
         self,
         made: DataFrame,
-        torn: Sequence[Iterable[object]],
+        torn: DataFrame,
         events: DataFrame,
         ends: DataFrame,
         state: DataFrame,
@@ -131,9 +129,8 @@ class Steps:
     ) -> DataFrame:
         """The same rows; those of keys that a late reset tore, folded from the whole changelog."""
         rule, load = self.stepped, feed.events(self.spark, self.config, self.stream, None, head)
-        keys = self.spark.createDataFrame(torn, made.select(self.keys).schema)
         log = sql(self.spark, f"SELECT * FROM {self.rule.events('log')}", log=load).join(
-            F.broadcast(keys), self.keys, "semi"
+            F.broadcast(torn), self.keys, "semi"
         )
         placed = events.select(*self.keys, "_order", STEP)
         begun = log.join(placed, [*self.keys, "_order"], "left").fillna(first, [STEP])  # the others are from before
@@ -142,7 +139,7 @@ class Steps:
         folded = sql(self.spark, rule.fold("placed"), placed=sql(self.spark, rule.placed("events"), **views))
         query = rule.combine(rule.spread("folded", "state", None), "state", None, again=True)
         anew = sql(self.spark, query, folded=folded, **views)
-        return made.join(keys, self.keys, "anti").unionByName(anew).localCheckpoint()
+        return made.join(torn, self.keys, "anti").unionByName(anew).localCheckpoint()
 
     def _after(
         self, made: DataFrame, ends: DataFrame, state: DataFrame, tombstones: DataFrame | None, number: int

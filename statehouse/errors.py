@@ -35,9 +35,12 @@ class DefinitionChanged(StatehouseError):
     """A store's rule is not the one its state was folded by: undo the change, or ``statehouse recover``."""
 
 
-class FeedLost(StatehouseError):
-    """The changelog's log or files no longer reach back to a state's position: the state is folded anew from the
-    whole changelog, which the jobs do by themselves."""
+class FoldAnew(StatehouseError):
+    """A state cannot be gone on from: it is folded anew from the whole changelog, which the jobs do by themselves."""
+
+
+class FeedLost(FoldAnew):
+    """The changelog's log or files no longer reach back to a state's position."""
 
 
 class LakeBusy(StatehouseError):

@@ -5,6 +5,8 @@ A store's :class:`Rule` makes three queries, over relations that the caller name
 1. ``project``: changelog rows → the store's events: its key columns, ``_order``, ``_event_time``, ``_op``,
    ``_agent``, ``_value``, ``_reset``. An event whose key is null is not in the store. In a windowed store an event is in each of its
    windows; a purge is of the key's every window, and its own ``window_start`` is null.
+   A key or a value that is a time is null outside the years 1 to 9999, for no caller has another; a window that would begin before
+   them is not made.
 2. ``fold``: events → one row a key (and window), of the reducer's own columns and ``reset``.
 3. ``combine``: those rows with the state's rows or, where there are none, the tombstones' → the new rows,
    present or not. ``_conflict`` marks a key whose late reset falls between values that are added up already:
@@ -19,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from statehouse.config import Store, Stream
-from statehouse.reducers import ORDER, ORDER_SQL, accumulator
+from statehouse.reducers import ORDER, ORDER_SQL, accumulator, addend, summation
 from statehouse.values import milliseconds
 
 SCALARS = (
@@ -37,6 +39,11 @@ SCALARS = (
 )
 
 
+BASE64 = "(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?"
+TIMES = ("DATE", "TIMESTAMP", "TIMESTAMP_NTZ")
+LEAST, GREATEST = -62_135_596_800_000_000, 253_402_300_799_999_999  # microseconds since 1970: the years 1 to 9999
+
+
 def quoted(name: str) -> str:
     """A column's name as Spark SQL writes it."""
     return "`" + name.replace("`", "``") + "`"
@@ -45,6 +52,14 @@ def quoted(name: str) -> str:
 def literal(text: str) -> str:
     """A string as a Spark SQL literal."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def within_years(column: str, kind: str) -> str:
+    """A column as SQL, null where it is a time outside the years 1 to 9999."""
+    if kind.upper() not in TIMES:
+        return column
+    moment = column if kind.upper() == "TIMESTAMP" else f"CAST({column} AS TIMESTAMP)"
+    return f"CASE WHEN unix_micros({moment}) BETWEEN {LEAST} AND {GREATEST} THEN {column} END"
 
 
 def gained(stream: Stream, names: Sequence[str]) -> dict[str, str]:
@@ -74,6 +89,11 @@ class Rule:
     value_input: str  # the type of the `value` expression
     own_types: tuple[str, ...] = ()  # of a user's reducer: its columns' types, then its result's
     added: tuple[tuple[str, str], ...] = ()  # further key columns, that the events have already, and their types
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """All the types that an engine found."""
+        return (*self.key_types, self.value_input, *self.own_types)
 
     @property
     def event_type(self) -> str:
@@ -120,6 +140,8 @@ class Rule:
         parts = {
             "T": self.value_input,
             "ACC": accumulator(self.value_input),
+            "ADDEND": addend(self.value_input),
+            "SUM": summation(self.value_input),
             "s": side,
             "cut": cut,
             **{str(i): literal(a) for i, a in enumerate(self.store.arguments)},
@@ -139,6 +161,12 @@ class Rule:
     def matching(self, left: str, right: str) -> str:
         """SQL: rows of two relations have the same key (and window)."""
         return " AND ".join(f"{left}.{quoted(k)} = {right}.{quoted(k)}" for k in self.keys)
+
+    def same(self, left: str, right: str) -> str:
+        """SQL: whether two of the state's values are the same. Maps cannot be compared, their text can."""
+        if "MAP<" not in self.value_type.upper():
+            return f"{left} <=> {right}"
+        return f"to_json(struct({left} AS v)) <=> to_json(struct({right} AS v))"
 
     def bucket(self, count: int) -> str:
         """SQL of Spark: which of so many buckets a row's key is in."""
@@ -160,6 +188,8 @@ class Rule:
     def set_value(self) -> str:
         """The value that a set gives: JSON text in ``_value``, null where it is not of the store's type."""
         kind = self.event_type.upper()
+        if kind == "BINARY":  # JSON has it as base64; what is none would raise in one of the engines
+            return f"CASE WHEN _value RLIKE '^{BASE64}$' THEN unbase64(_value) END"
         if not kind.startswith(SCALARS):
             return f"from_json(_value, {literal(self.event_type)})"
         if kind in (
@@ -197,7 +227,14 @@ class Rule:
         value = reducer.event_value.replace("{value}", guard.format(store.value) if store.value else "TRUE")
         agent = f"coalesce(CAST({guard.format(store.agent)} AS STRING), '')" if store.agent else "''"
         resets = "_op = 'purge' OR (_op = 'set' AND _value IS NOT NULL)" if reducer.additive else "_op = 'purge'"
-        return f"""(SELECT *, ({resets}) AS _reset FROM (SELECT
+        columns = {**self.key_columns, "_value": self.event_type}
+        # Without an alias that changes nothing: Spark mixes up a checkpoint's constraints then.
+        bounded = (
+            column if (made := within_years(column, kind)) == column else f"{made} AS {column}"
+            for column, kind in ((name if name == "_value" else quoted(name), kind) for name, kind in columns.items())
+        )
+        selected = ", ".join([*bounded, "_order", "_event_time", "_op", "_agent", *more])
+        return f"""(SELECT {selected}, ({resets}) AS _reset FROM (SELECT
     {keys},
     {ORDER_SQL} AS _order, _event_time, _op,
     CASE _op WHEN 'report' THEN {agent} WHEN 'set' THEN coalesce(_agent, 'api') END AS _agent,
@@ -207,7 +244,11 @@ class Rule:
 
     @property
     def _unkeyed(self) -> str:
-        return "(" + " OR ".join(f"{quoted(k)} IS NULL" for k in self.key_columns) + ")"
+        """Whether an event has no key, or no window: its newest would begin before the year 1."""
+        tests = [f"{quoted(k)} IS NULL" for k in self.key_columns]
+        if self.store.windows:
+            tests.append(f"(_op = 'report' AND {self._newest} < {LEAST})")
+        return f"({' OR '.join(tests)})"
 
     def late(self, start: str) -> str:
         """Whether the retention of the window that starts at these microseconds is over."""
@@ -216,11 +257,22 @@ class Rule:
         kept = self.store.windows[0] + milliseconds(self.store.retention) * 1000
         return f"({start} + {kept} <= unix_micros(current_timestamp()))"
 
-    def _start(self, back: str = "0") -> str:
-        """The start of the event's newest window, or of one ``back`` steps before, in microseconds."""
+    @property
+    def _newest(self) -> str:
+        """The start of the event's newest window, in microseconds since 1970."""
         assert self.store.windows
         at, step = "unix_micros(_event_time)", self.store.windows[1]
-        return f"({at} - (({at} % {step}) + {step}) % {step} - {back} * {step})"
+        return f"({at} - (({at} % {step}) + {step}) % {step})"
+
+    @property
+    def _starts(self) -> str:
+        """The starts of all of the event's windows, the newest first; of a purge, which is of every window, one that says nothing."""
+        assert self.store.windows
+        size, step = self.store.windows
+        oldest = f"greatest(unix_micros(_event_time) - {size} + 1, {LEAST})"
+        # The step is of the starts' type: Spark would work in 32 bits with a small number.
+        starts = f"sequence({self._newest}, {oldest}, CAST(-{step} AS BIGINT))"
+        return f"CASE WHEN _op = 'report' THEN {starts} ELSE array(CAST(0 AS BIGINT)) END"
 
     def project(self, changelog: str, guard: str = "{}") -> str:
         """The store's events out of rows of the changelog; ``guard`` as in :meth:`events`."""
@@ -231,19 +283,16 @@ class Rule:
         made = "_order, _event_time, _op, _agent, _value, _reset"
         if not self.store.windows:
             return f"\n  SELECT {self._key_list()}, {made} FROM {events} WHERE NOT {self._unkeyed}"
-        size, step = self.store.windows
-        back = ", ".join(f"({i})" for i in range(-(-size // step)))
         return f"""
   SELECT {self._key_list(windows=False)}, CASE WHEN _op = 'report' THEN timestamp_micros(_start) END AS window_start, {made}
-  FROM (SELECT *, {self._start("_back")} AS _start FROM {events} CROSS JOIN (VALUES {back}) AS w(_back))
-  WHERE NOT {self._unkeyed} AND CASE WHEN _op = 'report'
-    THEN _start + {size} > unix_micros(_event_time) AND NOT {self.late("_start")} ELSE _back = 0 END"""
+  FROM (SELECT *, explode({self._starts}) AS _start FROM {events} WHERE NOT {self._unkeyed})
+  WHERE _op <> 'report' OR NOT {self.late("_start")}"""
 
     @property
     def counts(self) -> dict[str, str]:
         """Aggregates of the :meth:`events`: how many there are, how many of them are ``resets``, how many more have no key, and
         how many more came after the retention of their windows."""
-        late = f"(_op = 'report' AND {self.late(self._start())})" if self.store.windows else "FALSE"
+        late = f"(_op = 'report' AND {self.late(self._newest)})" if self.store.windows else "FALSE"
         return {
             "events": f"count_if(NOT {self._unkeyed} AND NOT {late})",
             "resets": f"count_if(_reset AND NOT {self._unkeyed})",
@@ -332,7 +381,7 @@ class Rule:
         return f"""
   SELECT {self._key_list("_key.")}, {", ".join(f"{e} AS {quoted(c)}" for c, e in results.items())},
     {self._fill(reducer.event_time)} AS event_time,
-    CASE WHEN _here AND _old <=> {self._fill(reducer.value)} THEN _old_changed ELSE current_timestamp() END AS changed_at,
+    CASE WHEN _here AND {self.same("_old", self._fill(reducer.value))} THEN _old_changed ELSE current_timestamp() END AS changed_at,
     reset, coalesce({self._fill(reducer.present)}, FALSE) AS _present, _here, _conflict
   FROM (SELECT _key, {combined}, _reset AS reset, _conflict, _old, _old_changed, _here
     FROM (SELECT _key, {pruned("a")} AS a, {pruned("b")} AS b, _reset, _old, _old_changed, _here,

@@ -33,6 +33,7 @@ ORDER_SQL = (
     " + CAST(_offset AS DECIMAL(38,0))"
 )
 
+ROOMY = 28  # digits of decimals of which any number of events can be added up in 38
 INTEGRAL = ("TINYINT", "SMALLINT", "INT", "BIGINT")
 
 
@@ -44,14 +45,31 @@ def accumulator(value_type: str) -> str:
     return f"DECIMAL(38,{scale[1]})" if scale else "DOUBLE"
 
 
+def addend(value_type: str) -> str:
+    """The type in which two such sums are added to one of the :func:`accumulator`: of a decimal a digit less, or Spark would make
+    room for a digit more and take it from the decimals. What does not fit is null."""
+    return accumulator(value_type).replace("DECIMAL(38,", "DECIMAL(37,")
+
+
+def summation(value_type: str) -> str:
+    """The aggregate that adds up events' values; null where one of them, or the sum, does not fit the :func:`addend`."""
+    plain = f"sum(CAST(_value AS {accumulator(value_type)}))"
+    digits = re.fullmatch(r"DECIMAL\((\d+),.*\)", value_type.upper())
+    if not digits or int(digits[1]) <= ROOMY:
+        return plain
+    narrow = addend(value_type)
+    fit = f"count(_value) = count(try_cast(_value AS {narrow}))"
+    return f"CASE WHEN {fit} THEN CAST(try_cast(try_{plain} AS {narrow}) AS {accumulator(value_type)}) END"
+
+
 def _sum_type(value_type: str) -> str:
     return "BIGINT" if value_type.upper() in INTEGRAL else accumulator(value_type)
 
 
 @dataclass(frozen=True)
 class Reducer:
-    """One rule. ``{T}`` in a type or an expression is the value's type, ``{ACC}`` its :func:`accumulator`,
-    ``{V}`` the result's, ``{0}``, ``{1}`` the reducer's arguments as SQL literals; ``{sql:x}`` and ``{type:x}`` are
+    """One rule. ``{T}`` in a type or an expression is the value's type, ``{ACC}`` its :func:`accumulator`
+    (``{ADDEND}`` and ``{SUM}`` likewise), ``{V}`` the result's, ``{0}``, ``{1}`` the reducer's arguments as SQL literals; ``{sql:x}`` and ``{type:x}`` are
     what a user wrote for ``x``, and its type."""
 
     name: str
@@ -131,7 +149,10 @@ def _additive(
     )
 
 
-_PLUS = "coalesce(a.{c} + b.{c}, a.{c}, b.{c})"
+# A sum that did not fit stays null.
+_BOTH = "CASE WHEN a._last IS NULL THEN b.{c} WHEN b._last IS NULL THEN a.{c} ELSE {sum} END"
+_PLUS = _BOTH.replace("{sum}", "CAST(try_cast(a.{c} AS {ADDEND}) + try_cast(b.{c} AS {ADDEND}) AS {ACC})")
+_COUNT_PLUS = _BOTH.replace("{sum}", "try_add(a.{c}, b.{c})")
 _REPORTS = "MAP<STRING, STRUCT<value: {T}, event_time: TIMESTAMP, _order: DECIMAL(38,0)>>"
 
 
@@ -203,17 +224,17 @@ REDUCERS: dict[str, Reducer] = {
             "sum",
             "the sum of the values; exact for integers and decimals",
             columns={"total": "{ACC}"},
-            fold={"total": "sum(CAST(_value AS {ACC}))"},
+            fold={"total": "{SUM}"},
             combine={"total": _PLUS.replace("{c}", "total")},
-            value="CAST(total AS {V})",
+            value="try_cast(total AS {V})",
             result_type=_sum_type,
         ),
         _additive(
             "count",
             "the number of non-null values; of events where no `value` is given",
             columns={"total": "BIGINT"},
-            fold={"total": "sum(_value)"},
-            combine={"total": _PLUS.replace("{c}", "total")},
+            fold={"total": "try_cast(try_sum(_value) AS BIGINT)"},
+            combine={"total": _COUNT_PLUS.replace("{c}", "total")},
             value="total",
             result_type=lambda t: "BIGINT",
             event_value="CASE WHEN ({value}) IS NOT NULL THEN 1 END",
@@ -223,8 +244,8 @@ REDUCERS: dict[str, Reducer] = {
             "avg",
             "the mean of the values, a double",
             columns={"total": "{ACC}", "n": "BIGINT"},
-            fold={"total": "sum(CAST(_value AS {ACC}))", "n": "count(_value)"},
-            combine={"total": _PLUS.replace("{c}", "total"), "n": _PLUS.replace("{c}", "n")},
+            fold={"total": "{SUM}", "n": "count(_value)"},
+            combine={"total": _PLUS.replace("{c}", "total"), "n": _COUNT_PLUS.replace("{c}", "n")},
             value="CAST(total AS DOUBLE) / n",
             result_type=lambda t: "DOUBLE",
             event_type=lambda t: t,

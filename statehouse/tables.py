@@ -70,6 +70,8 @@ DEFINITION = "statehouse.definition"  # the table property that holds the rule a
 BUCKETS = "statehouse.buckets"  # of a state that is partitioned: into how many, by the column
 BUCKET = "_bucket"
 CLUSTERED = "statehouse.cluster_by"  # of a changelog that is compacted in an order: the columns
+FOLD = "statehouse.fold"  # of a state: by which of the product's folds, where they gave different rows
+FOLDS = 2  # of which the newest counts windows in 64 bits, and takes structs by the names that they were declared with
 GENERATION = "statehouse.generation"  # how often a state, or its tombstones, was replaced as a whole: by recover
 
 
@@ -201,11 +203,14 @@ def commit_time(path: str, version: int) -> int | None:
     return None
 
 
+def fold_of(delta: DeltaTable) -> int:
+    """By which of the product's folds a state was made."""
+    return int(delta.metadata().configuration.get(FOLD, 1))
+
+
 def definition_of(rule: Rule) -> str:
     """A rule with its types as the text that is kept in a state table's properties."""
-    return json.dumps(
-        {**rule.store.definition, "types": [*rule.key_types, rule.value_input, *rule.own_types]}, sort_keys=True
-    )
+    return json.dumps({**rule.store.definition, "types": rule.types}, sort_keys=True)
 
 
 def stored_rule(delta: DeltaTable | None, name: str) -> Rule | None:
@@ -221,7 +226,9 @@ def stored_rule(delta: DeltaTable | None, name: str) -> Rule | None:
 
 def select(delta: DeltaTable, query: str) -> list[dict[str, Any]]:
     """Rows of a query of one table, which is ``found`` in it, by DataFusion: Spark takes a second for any."""
-    return pa.table(QueryBuilder().register("found", delta).execute(query).read_all()).to_pylist()
+    asked = QueryBuilder().register("found", delta)
+    asked.execute("SET datafusion.execution.parquet.coerce_int96 = 'us'")  # in nanoseconds the year 2500 is long ago
+    return pa.table(asked.execute(query).read_all()).to_pylist()
 
 
 def rows_and_bytes(path: str, version: int | None = None) -> tuple[int, int]:

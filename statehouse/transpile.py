@@ -5,7 +5,8 @@
 * ``max_by`` and ``min_by``: DuckDB's pass over a null value, Spark's do not: ``arg_max_null``, ``arg_min_null``.
 * ``try_url_decode``: DuckDB's ``url_decode`` raises; under ``TRY`` it is null. ``timestamp_millis`` and
   ``timestamp_micros`` have other names.
-* ``from_json`` of a literal type: a cast of JSON, null where it is not of that type.
+* ``try_sum`` and ``try_add``: DuckDB's raise where decimals or integers are too large; its sum of integers has room for all.
+* ``from_json`` of a literal type: a cast of JSON, null where it is not of that type; what is binary in it is base64.
 
 ``tests/test_transpile.py`` runs each in DuckDB, and ``tests/test_law.py`` the whole fold.
 """
@@ -74,7 +75,7 @@ def _map_zip_with(node: exp.Anonymous) -> exp.Expr:
     at = exp.to_identifier("_k")
     found = {key: at, x: _call("map_extract_value", left, at), y: _call("map_extract_value", right, at)}
     pairs = [("key", at.copy()), ("value", _bind(function, found))]
-    entry = exp.Struct(expressions=[exp.PropertyEQ(this=exp.to_identifier(n), expression=v) for n, v in pairs])
+    entry = _struct(pairs)
     keys = _call("list_distinct", _call("list_concat", _call("map_keys", left), _call("map_keys", right)))
     return _call("map_from_entries", _call("list_transform", keys, _lambda("_k", entry)))
 
@@ -88,11 +89,28 @@ def _times_thousand(value: exp.Expr) -> exp.Expr:
     return exp.Mul(this=exp.Paren(this=value.copy()), expression=exp.Literal.number(1000))
 
 
+def _try_sum(node: exp.Anonymous) -> exp.Expr:
+    """Of a cast to DECIMAL(38, s): one after the other, as an error cannot be caught in an aggregate."""
+    (value,) = node.expressions
+    if not isinstance(value, exp.Cast):
+        return _call("sum", value)
+    kind, narrow = value.to, exp.DataType.build(value.to.sql("spark").replace("(38,", "(37,"), dialect="spark")
+    x, y = (exp.TryCast(this=exp.to_identifier(name), to=narrow.copy()) for name in ("_x", "_y"))
+    both = exp.Cast(this=exp.Add(this=x, expression=y), to=kind.copy())
+    add = exp.Lambda(this=both, expressions=[exp.to_identifier("_x"), exp.to_identifier("_y")])
+    known = exp.Filter(
+        this=_call("list", value),
+        expression=exp.Where(this=exp.Not(this=exp.Is(this=value.copy(), expression=exp.Null()))),
+    )
+    return _call("list_reduce", known, add)
+
+
 ANONYMOUS: dict[str, Callable[[exp.Anonymous], exp.Expr]] = {
     "map_filter": _map_filter,
     "map_zip_with": _map_zip_with,
     "timestamp_micros": lambda node: _call("make_timestamptz", node.expressions[0]),
     "timestamp_millis": lambda node: _call("make_timestamptz", _times_thousand(node.expressions[0])),
+    "try_sum": _try_sum,
     "try_url_decode": lambda node: _call("try", _call("url_decode", *node.expressions)),
 }
 
@@ -103,12 +121,57 @@ def _from_json(node: exp.FromJson) -> exp.Expr:
         kind = exp.DataType.build(text, dialect="spark")
     except sqlglot.errors.ParseError:  # the columns of an object, as Spark also takes them
         kind = exp.DataType.build(f"STRUCT<{text}>", dialect="spark")
-    return exp.TryCast(this=exp.TryCast(this=node.this.copy(), to=exp.DataType.build("JSON")), to=kind)
+    made = exp.TryCast(this=exp.TryCast(this=node.this.copy(), to=exp.DataType.build("JSON")), to=_in_text(kind))
+    return _decoded(made, kind) if _holds_binary(kind) else made
+
+
+def _holds_binary(kind: exp.Expr) -> bool:
+    return any(found.this == exp.DataType.Type.BINARY for found in kind.find_all(exp.DataType))
+
+
+def _in_text(kind: exp.DataType) -> exp.DataType:
+    """A type with what JSON has as base64 as the text that it is."""
+    made = kind.copy()
+    for found in made.find_all(exp.DataType):
+        if found.this == exp.DataType.Type.BINARY:
+            found.set("this", exp.DataType.Type.TEXT)
+    return made
+
+
+def _decoded(value: exp.Expr, kind: exp.Expr) -> exp.Expr:
+    """A value of :func:`_in_text` with the bytes that its texts say; null where they say none."""
+    kinds = exp.DataType.Type
+    if not _holds_binary(kind):
+        return value.copy()
+    if kind.this == kinds.BINARY:
+        return _call("try", _call("from_base64", value))
+    item = exp.to_identifier("_i")
+    if kind.this == kinds.ARRAY:
+        return _call("list_transform", value, _lambda("_i", _decoded(item, kind.expressions[0])))
+    if kind.this == kinds.MAP:
+        pairs = [("key", _field(item, "key")), ("value", _decoded(_field(item, "value"), kind.expressions[1]))]
+        made = _call("list_transform", _call("map_entries", value), _lambda("_i", _struct(pairs)))
+        return _call("map_from_entries", made)
+    fields = [(f.name, _decoded(_quoted_field(value, f.name), f.args["kind"])) for f in kind.expressions]
+    there = exp.Not(this=exp.Is(this=value.copy(), expression=exp.Null()))
+    return exp.Case(ifs=[exp.If(this=there, true=_struct(fields))])
+
+
+def _quoted_field(of: exp.Expr, name: str) -> exp.Expr:
+    return exp.Dot(this=exp.Paren(this=of.copy()), expression=exp.to_identifier(name, quoted=True))
+
+
+def _struct(fields: list[tuple[str, exp.Expr]]) -> exp.Expr:
+    return exp.Struct(
+        expressions=[exp.PropertyEQ(this=exp.to_identifier(n, quoted=True), expression=v) for n, v in fields]
+    )
 
 
 def _rewrite(node: exp.Expr) -> exp.Expr:
     if isinstance(node, exp.Anonymous) and node.name.lower() in ANONYMOUS:
         return ANONYMOUS[node.name.lower()](node).transform(_rewrite)
+    if isinstance(node, exp.SafeAdd):
+        return _call("try", exp.Add(this=node.this.copy(), expression=node.expression.copy())).transform(_rewrite)
     if isinstance(node, exp.Exists) and isinstance(node.expression, exp.Lambda):
         return _exists(node).transform(_rewrite)
     if isinstance(node, exp.FromJson) and isinstance(node.expression, exp.Literal):

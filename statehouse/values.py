@@ -23,7 +23,7 @@ UNITS = {
 
 # What makes several rows of one; found in a text that only names it, it costs a sort.
 GENERATORS = re.compile(r"\b((pos)?explode|inline)(_outer)?\b|\b(stack|json_tuple)\b", re.IGNORECASE)
-MOST_WINDOWS = 100  # that one event may be in
+MOST_WINDOWS = 1440  # that one event may be in: a day, of which one begins every minute
 # Columns of a state or tombstones table that are no key's and no reducer's.
 RESERVED = ("value", "event_time", "changed_at", "reset", "position", "log_time", "window_start")
 
@@ -44,7 +44,7 @@ def parse_window(text: str) -> tuple[int, int]:
     if not 0 < step <= size <= step * MOST_WINDOWS:
         raise ValueError(
             f"found {text!r}, expected a length such as '1 hour', or '1 hour every 15 minutes' with a step that is "
-            f"not longer than it, and at most {MOST_WINDOWS} windows to an event"
+            f"not longer than it, and at most {MOST_WINDOWS:,} windows to an event"
         )
     return size, step
 
@@ -111,7 +111,16 @@ def listed(found: Any) -> Any:
 
 # Types that a table can be clustered by: those of which Delta keeps the least and the greatest of a file.
 NUMBERS = ("TINYINT", "SMALLINT", "INT", "BIGINT", "DECIMAL", "FLOAT", "DOUBLE")
-ORDERED = ("STRING", "VARCHAR", "DATE", "TIMESTAMP", *NUMBERS)
+ORDERED = ("STRING", "DATE", "TIMESTAMP", *NUMBERS)
+
+
+_KINDS = exp.DataType.Type
+# Types of a payload's columns: those that JSON, tables and both engines have. A VARCHAR is none, for a longer text would stop the stream.
+CARRIED = {
+    *(_KINDS.TEXT, _KINDS.BINARY, _KINDS.BOOLEAN, _KINDS.DATE, _KINDS.TIMESTAMPTZ, _KINDS.TIMESTAMPLTZ, _KINDS.TIMESTAMPNTZ),
+    *(_KINDS.TINYINT, _KINDS.SMALLINT, _KINDS.INT, _KINDS.BIGINT, _KINDS.DECIMAL, _KINDS.FLOAT, _KINDS.DOUBLE),
+    *(_KINDS.ARRAY, _KINDS.LIST, _KINDS.MAP, _KINDS.STRUCT),
+}  # fmt: skip
 
 
 class Column(BaseModel):
@@ -137,6 +146,16 @@ def parse_schema(ddl: str) -> list[Column]:
             raise ValueError(f"found {found.sql('spark')!r} in the schema, expected 'name TYPE'")
         if found.name.startswith("_"):
             raise ValueError(f"found the column {found.name!r}: names that begin with '_' are the system's own")
+        for kind in found.kind.find_all(exp.DataType):
+            if kind.this not in CARRIED:
+                known = "STRING, a number, BOOLEAN, DATE, TIMESTAMP, BINARY, ARRAY, MAP or STRUCT"
+                raise ValueError(f"found the column {found.name!r} of type {kind.sql('spark')}, expected {known}")
+            if kind.this == _KINDS.MAP and kind.expressions and kind.expressions[0].this != _KINDS.TEXT:
+                raise ValueError(
+                    f"found the column {found.name!r} of type {kind.sql('spark')}, expected keys of type STRING"
+                )
+            if kind.this == _KINDS.TIMESTAMPLTZ:  # another name of the same
+                kind.set("this", _KINDS.TIMESTAMPTZ)
         required = any(isinstance(c.kind, exp.NotNullColumnConstraint) for c in found.constraints)
         columns.append(Column(name=found.name, type=found.kind.sql("spark"), required=required))
     names = [c.name.lower() for c in columns]

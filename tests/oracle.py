@@ -4,7 +4,9 @@ An event is a dict: op (report, set, purge), agent, value, order = (time in micr
 """
 
 from collections import Counter
-from decimal import Decimal
+from decimal import Context, Decimal, localcontext
+
+YEAR_ONE = -62_135_596_800_000_000  # microseconds since 1970
 
 
 def fold(reduce, events, *arguments):
@@ -33,12 +35,15 @@ def fold(reduce, events, *arguments):
 
 
 def windowed(reduce, events, size, step, *arguments):
-    """The same for each window of the key, by its start: an event is in every window [start, start + size), a purge in all."""
+    """The same for each window of the key, by its start: an event is in every window [start, start + size), a purge in all. No
+    window begins before the year 1."""
     starts = set()
     for event in events:
         if event["op"] == "report":
             last = event["order"][0] // step * step
-            starts |= {s for s in range(last, last - size, -step) if s <= event["order"][0] < s + size}
+            starts |= {
+                s for s in range(last, last - size, -step) if s <= event["order"][0] < s + size and s >= YEAR_ONE
+            }
     inside = {s: [e for e in events if e["op"] == "purge" or s <= e["order"][0] < s + size] for s in starts}
     folded = {s: fold(reduce, found, *arguments) for s, found in inside.items()}
     return {s: found for s, found in folded.items() if found}
@@ -47,6 +52,11 @@ def windowed(reduce, events, size, step, *arguments):
 def _majority(values, standing):
     votes = Counter(values)
     return max(standing, key=lambda e: (votes[e["value"]], e["order"]))["value"]
+
+
+def _total(values):
+    with localcontext(Context(prec=100)):  # by default a sum is rounded to 28 digits
+        return sum(values)
 
 
 def _count(values, standing):
@@ -58,10 +68,10 @@ REDUCE = {
     "majority": _majority,
     "at_least_one": lambda values, standing, v, w: v if v in values else w,
     "first": lambda values, standing: values[0],
-    "sum": lambda values, standing: sum(values),
+    "sum": lambda values, standing: _total(values),
     "count": _count,
     "min": lambda values, standing: min(values),
     "max": lambda values, standing: max(values),
     "own": lambda values, standing: max(values) - min(values),  # the range, as the tests define it
-    "avg": lambda values, standing: float(sum(Decimal(v) for v in values)) / len(values),
+    "avg": lambda values, standing: float(_total(map(Decimal, values))) / len(values),
 }

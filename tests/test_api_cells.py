@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from api.cells import cell
+from api.columns import texts
+from api.exact import dumps
 
 MOMENTS = st.datetimes(dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31))
 KINDS = {
@@ -47,3 +49,19 @@ def test_a_value_is_arrows(data, kind, way):
         column = pa.ipc.open_file(sink.getvalue()).get_batch(0)["c"]
     at = cell(column)
     assert [at(place) for place in range(len(column))] == column.to_pylist(maps_as_pydicts="strict")
+
+
+FAR = [-62_135_596_800_000_001, 253_402_300_800_000_000, -(2**62), 2**62, 253_402_300_800_000_001, 0, None]
+DAYS = [-719_163, 2_932_897, 0, None]  # the last before the year 1, the first of the year 10000
+MICROS = pa.timestamp("us")
+
+
+def test_a_time_that_python_has_no_value_for_takes_nothing_else_with_it():
+    moments, days = pa.array(FAR, pa.int64()).view(MICROS), pa.array(DAYS, pa.int32()).view(pa.date32())
+    some = pa.StructArray.from_arrays([moments, pa.array(range(len(FAR)), pa.int64())], ["at", "n"])
+    lists = pa.ListArray.from_arrays(pa.array([0, 2, 7], pa.int32()), moments)
+    maps = pa.MapArray.from_arrays(pa.array([0, 7], pa.int32()), pa.array(list("abcdefg")), some)
+    for column in (moments, moments[1:], days, some, lists, maps):
+        assert [dumps(cell(column)(place)) for place in range(len(column))] == texts(column).to_pylist()
+    assert cell(moments)(1) == "10000-01-01T00:00:00Z" and cell(moments)(5) == dt.datetime(1970, 1, 1)
+    assert cell(days)(0) == "0000-12-31"

@@ -106,6 +106,17 @@ def test_a_cursor_is_what_its_pattern_says(parts: list[str], other: str) -> None
         ("STRING", st.text()),
         ("ARRAY<INT>", st.lists(st.integers())),
         ("MAP<STRING, INT>", st.dictionaries(st.text(), st.integers())),
+        (
+            "STRUCT<x: INT, Yy: ARRAY<STRUCT<z: BOOLEAN>>>",
+            st.fixed_dictionaries(
+                {},
+                optional={
+                    "x": st.none() | st.integers(),
+                    "Yy": st.none() | st.lists(st.none() | st.fixed_dictionaries({"z": st.booleans() | st.text()})),
+                    "yy": st.none(),
+                },
+            ),
+        ),
     ],
 )
 def test_the_schema_of_a_value_is_what_is_taken(kind: str, values: st.SearchStrategy) -> None:
