@@ -18,6 +18,7 @@ from api.duck import literal, quoted
 from api.fold import GUARD
 from api.prepared import Bag
 from statehouse.config import Lookup, Stream
+from statehouse.fold import within_years
 from statehouse.tables import opened
 from statehouse.transpile import duckdb_type, to_duckdb
 
@@ -69,7 +70,7 @@ def table_of(lookup: Lookup) -> pa.Table:
         db.execute("SET TimeZone = 'UTC'")
         relation = _relation(db, lookup.table)
         names = {row[0].strip().lower(): row[0] for row in db.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()}
-        cells = {c.name: f"TRY_CAST({quoted(names[c.name.lower()])} AS {duckdb_type(c.type)})" for c in lookup.columns}
+        cells = {c.name: _cell(names[c.name.lower()], c.type) for c in lookup.columns}
         row = ", ".join(f"{quoted(name)} := {cell}" for name, cell in cells.items())
         keys = {f"_key{i}": cells[column.name] for i, (column, _) in enumerate(lookup.matches)}
         named = ", ".join(f"{cell} AS {name}" for name, cell in keys.items())
@@ -77,6 +78,11 @@ def table_of(lookup: Lookup) -> pa.Table:
             f"""SELECT {named}, first(struct_pack({row})) AS {quoted(lookup.name)}, count(*) AS {ROWS} FROM {relation}
             WHERE {" AND ".join(f"{cell} IS NOT NULL" for cell in keys.values())} GROUP BY {", ".join(keys.values())}"""
         ).to_arrow_table()
+
+
+def _cell(name: str, kind: str) -> str:
+    """A column as one of a type; null where it is none, and where it is a time outside the years 1 to 9999."""
+    return to_duckdb(within_years("_cell", kind)).replace("_cell", f"TRY_CAST({quoted(name)} AS {duckdb_type(kind)})")
 
 
 def _relation(db: duckdb.DuckDBPyConnection, path: str) -> str:

@@ -17,6 +17,7 @@ SETTINGS = {
     # What the fold relies on; the rest of spark-defaults.conf is for a machine of our own.
     "spark.sql.ansi.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # A workspace may have them on for every new table; but rows are counted by the files' statistics, which do not know of them.
     "spark.databricks.delta.properties.defaults.enableDeletionVectors": "false",
 }

@@ -11,17 +11,19 @@ steps, each of which is passed over where it was done before, by the ``txn`` act
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from json import dumps
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
+from jobs import parquet
 from jobs.lake import create_stream, next_offsets
 from jobs.lookup import Lookups
 from jobs.parse import accepted, parse, refused
 from jobs.rules import rule_of
+from jobs.send import json
 from statehouse.config import Config, Stream
 from statehouse.errors import StatehouseError, first_line
 from statehouse.fold import literal, quoted
@@ -127,7 +129,7 @@ def _reader(path: Path) -> Callable[[SparkSession, Stream, Path], DataFrame]:
     if name.endswith(".csv"):
         return _csv
     if path.name.lower().endswith(".parquet"):
-        return lambda spark, _, path: spark.read.parquet(_local(path)).selectExpr("to_json(struct(*)) AS payload")
+        return lambda spark, _, path: parquet.read(spark, str(path.absolute())).select(json(["*"]).alias("payload"))
     raise StatehouseError(f"{path}: found the ending {path.suffix!r}, expected one of {', '.join(ENDINGS)}")
 
 
@@ -147,7 +149,7 @@ def _field(name: str, column: Column | None) -> str:
     """SQL: a cell as ``"name":value``, null where it is empty. A number, a boolean or a nested value stands bare where it
     is one; what is not one is quoted, and then refused by the parser with its reason."""
     cell, kind = quoted(name), column.type.upper() if column else "STRING"
-    label = literal(json.dumps(column.name if column else name.strip()) + ":")
+    label = literal(dumps(column.name if column else name.strip()) + ":")
     trimmed, text = f"trim({cell})", f"to_json(array({cell}))"
     text = f"substring({text}, 2, length({text}) - 2)"
     if kind.startswith(NUMBERS):

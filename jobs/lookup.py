@@ -12,10 +12,11 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from jobs import parquet
 from jobs.lake import files, hadoop_path
 from statehouse.config import Config, Lookup, Stream
 from statehouse.errors import ConfigError, StatehouseError, first_line
-from statehouse.fold import quoted
+from statehouse.fold import quoted, within_years
 from statehouse.tables import opened
 
 log = logging.getLogger("statehouse")
@@ -40,15 +41,15 @@ def table_of(spark: SparkSession, lookup: Lookup) -> DataFrame:
             raise ConfigError(
                 f"{lookup.table}: found no column {missing[0]!r}, expected it among {', '.join(rows.columns)}"
             )
-        columns = [f"CAST({quoted(names[c.name.lower()])} AS {c.type}) AS {quoted(c.name)}" for c in lookup.columns]
+        cells = [(c, f"CAST({quoted(names[c.name.lower()])} AS {c.type})") for c in lookup.columns]
+        columns = [f"{within_years(cell, c.type)} AS {quoted(c.name)}" for c, cell in cells]
         keys = [F.col(quoted(column.name)).alias(_key(lookup, i)) for i, (column, _) in enumerate(lookup.matches)]
         found = rows.selectExpr(*columns).withColumn(lookup.name, F.struct(*(quoted(c.name) for c in lookup.columns)))
         made = found.groupBy(*keys).agg(
             F.first(quoted(lookup.name)).alias(lookup.name), F.count("*").alias(many(lookup))
         )
-        return spark.createDataFrame(
-            made.dropna(subset=[_key(lookup, i) for i in range(len(keys))]).collect(), made.schema
-        )
+        # By Arrow: Python has no time of the year 1 that PySpark could make.
+        return spark.createDataFrame(made.dropna(subset=[_key(lookup, i) for i in range(len(keys))]).toArrow())
     except StatehouseError:
         raise
     except Exception as error:  # no such file, no such format, no such type: Spark has many words for it
@@ -57,14 +58,15 @@ def table_of(spark: SparkSession, lookup: Lookup) -> DataFrame:
 
 def twofold(lookup: Lookup, table: DataFrame) -> str:
     """A key that more than one row has, in words; empty where there is none."""
-    row = table.where(f"{quoted(many(lookup))} > 1").first()
-    return f"{row[-1]} rows with the key {'/'.join(map(str, row[:-2]))!r}" if row else ""
+    texts = [f"CAST({quoted(_key(lookup, i))} AS STRING)" for i in range(len(lookup.key))]
+    row = table.where(f"{quoted(many(lookup))} > 1").selectExpr(*texts, quoted(many(lookup))).first()
+    return f"{row[-1]} rows with the key {'/'.join(map(str, row[:-1]))!r}" if row else ""
 
 
 def _read(spark: SparkSession, path: str) -> DataFrame:
     if path.lower().endswith(".csv"):
         return spark.read.csv(path, header=True, escape='"', encoding="UTF-8", multiLine=True)
-    return spark.read.format("parquet" if opened(path) is None else "delta").load(path)
+    return parquet.read(spark, path) if opened(path) is None else spark.read.format("delta").load(path)
 
 
 def _stamp(spark: SparkSession, path: str) -> Any:
