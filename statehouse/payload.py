@@ -47,7 +47,17 @@ class Field(NamedTuple):
 
 
 class Refused(ValueError):
-    """A payload, or a value in it, is not of its type: what was found, what was expected, and where."""
+    """A payload, or a value in it, is not of its type: what was found, what was expected, and where (``path``)."""
+
+    path = ""
+
+    def at(self, place: str) -> Refused:
+        """The same, found in something larger."""
+        self.path = place + self.path
+        return self
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.args[0]}" if self.path else str(self.args[0])
 
 
 def read(text: str | bytes | msgspec.Raw) -> Any:
@@ -70,10 +80,13 @@ def read_object(text: str) -> dict[str, Any]:
     return read(text)
 
 
-def convert(value: Any, kind: Type, path: str) -> Any:
+def convert(value: Any, kind: Type, path: str = "") -> Any:
     """A value that :func:`read` gave as Arrow takes it for a type: a moment as microseconds since 1970, a date as days, a map as
     pairs. Raises :class:`Refused` with the ``path``, what was found and what was expected."""
-    return None if value is None else _CONVERTERS[kind.name](value, kind, path)
+    try:
+        return None if value is None else _CONVERTERS[kind.name](value, kind)
+    except Refused as reason:
+        raise reason.at(path) from None
 
 
 def canonical(value: Any, kind: Type) -> Any:
@@ -111,6 +124,7 @@ class Decoder:
         self.fields = tuple(fields)
         self.schema = pa.schema([(field.name, field.kind.arrow) for field in fields])
         self._row = _row_type(self.fields)
+        self._unfinished = [f.kind.name in _TEXTUAL or _typed(f.kind) is msgspec.Raw for f in self.fields]
         self._decode = msgspec.json.Decoder(self._row).decode if self._row else None
 
     def decode(self, texts: Sequence[str | None]) -> tuple[list[pa.Array], list[str | None]]:
@@ -159,9 +173,9 @@ class Decoder:
                     left.add(index)
             rows.append(row)
         columns = []
-        for number, field in enumerate(self.fields):
+        for number, (field, unfinished) in enumerate(zip(self.fields, self._unfinished, strict=True)):
             values = list(map(attrgetter(f"c{number}"), rows))
-            columns.append(_finished(values, field.kind, left) if field.kind.name in _FINISHED else values)
+            columns.append(_finished(values, field.kind, left) if unfinished else values)
         return [
             column if isinstance(column, pa.Array) else _array(column, field.kind)
             for field, column in zip(self.fields, columns, strict=True)
@@ -252,42 +266,42 @@ def _not_json(text: str, error: Exception) -> str:
     return f"not JSON: {detail}"
 
 
-def _refused(value: Any, kind: Type, path: str, expected: str = "") -> Refused:
+def _refused(value: Any, kind: Type, expected: str = "") -> Refused:
     """Why a value is not of its type. It is shown as JSON, so that text is told from a number."""
     text = msgspec.json.encode(value).decode()
-    return Refused(f"{path}: found {text[:SHOWN]}, expected {expected or kind.ddl}")
+    return Refused(f"found {text[:SHOWN]}, expected {expected or kind.ddl}")
 
 
-def _string(value: Any, kind: Type, path: str) -> str:
+def _string(value: Any, kind: Type) -> str:
     # What is no text is its JSON.
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def _boolean(value: Any, kind: Type, path: str) -> bool:
+def _boolean(value: Any, kind: Type) -> bool:
     if type(value) is not bool:
-        raise _refused(value, kind, path)
+        raise _refused(value, kind)
     return value
 
 
-def _integer(value: Any, kind: Type, path: str) -> int:
+def _integer(value: Any, kind: Type) -> int:
     limit = 1 << (INTEGERS[kind.name] - 1)
     if type(value) is not int or not -limit <= value < limit:
-        raise _refused(value, kind, path)
+        raise _refused(value, kind)
     return value
 
 
-def _float(value: Any, kind: Type, path: str) -> float:
+def _float(value: Any, kind: Type) -> float:
     try:
         number = float(_as_text(value) if isinstance(value, msgspec.Raw) else value)
     except (OverflowError, ValueError, TypeError):
         number = math.inf
     greatest = GREATEST_FLOAT if kind.name == "FLOAT" else math.inf
     if isinstance(value, (bool, str)) or math.isinf(number) or abs(number) > greatest:
-        raise _refused(value, kind, path)
+        raise _refused(value, kind)
     return number
 
 
-def _decimal(value: Any, kind: Type, path: str) -> Decimal:
+def _decimal(value: Any, kind: Type) -> Decimal:
     precision, scale = kind.sizes
     text = value if isinstance(value, str) else _as_text(value) if isinstance(value, msgspec.Raw) else None
     try:
@@ -296,7 +310,7 @@ def _decimal(value: Any, kind: Type, path: str) -> Decimal:
         elif text is not None and _NUMBER.fullmatch(text):
             number = Decimal(text)
         else:
-            raise _refused(value, kind, path)
+            raise _refused(value, kind)
         if not number:
             return Decimal(0).scaleb(-scale)
         # It may have an exponent of nine digits: what would have more than 100 when it is written out raises.
@@ -305,18 +319,18 @@ def _decimal(value: Any, kind: Type, path: str) -> Decimal:
             return number
     except InvalidOperation:
         pass
-    raise _refused(value, kind, path)
+    raise _refused(value, kind)
 
 
-def _date(value: Any, kind: Type, path: str) -> int:
+def _date(value: Any, kind: Type) -> int:
     """Also of a moment: the day that it says."""
     with suppress(ValueError):
         if isinstance(value, str):
             return _parse_moment(value)[0]
-    raise _refused(value, kind, path, "a day such as 2026-01-31 (DATE)")
+    raise _refused(value, kind, "a day such as 2026-01-31 (DATE)")
 
 
-def _timestamp(value: Any, kind: Type, path: str) -> int:
+def _timestamp(value: Any, kind: Type) -> int:
     zoned = kind.name == "TIMESTAMP"
     try:
         if isinstance(value, str):
@@ -327,38 +341,52 @@ def _timestamp(value: Any, kind: Type, path: str) -> int:
             return value * SECOND
     except ValueError as error:
         if "years" in str(error):
-            raise Refused(f"{path}: found a time outside the years 1 to 9999") from None
-    raise _refused(value, kind, path, f"a time such as 2026-01-31T12:00:00{'Z' * zoned} ({kind.name})")
+            raise Refused("found a time outside the years 1 to 9999") from None
+    raise _refused(value, kind, f"a time such as 2026-01-31T12:00:00{'Z' * zoned} ({kind.name})")
 
 
-def _binary(value: Any, kind: Type, path: str) -> bytes:
+def _binary(value: Any, kind: Type) -> bytes:
     try:
         if isinstance(value, str):
             return msgspec.convert(value, bytes)
     except msgspec.ValidationError:
         pass
-    raise _refused(value, kind, path, "base64 (BINARY)")
+    raise _refused(value, kind, "base64 (BINARY)")
 
 
-def _array_of(value: Any, kind: Type, path: str) -> list[Any]:
+def _array_of(value: Any, kind: Type) -> list[Any]:
     if not isinstance(value, list):
-        raise _refused(value, kind, path)
-    return [convert(element, kind.parts[0], f"{path}[{number}]") for number, element in enumerate(value)]
+        raise _refused(value, kind)
+    (part,) = kind.parts
+    convert_one, elements = _CONVERTERS[part.name], []
+    try:
+        for element in value:
+            elements.append(None if element is None else convert_one(element, part))
+    except Refused as reason:
+        raise reason.at(f"[{len(elements)}]") from None
+    return elements
 
 
-def _map(value: Any, kind: Type, path: str) -> list[tuple[str, Any]]:
+def _map(value: Any, kind: Type) -> list[tuple[str, Any]]:
     if not isinstance(value, dict):
-        raise _refused(value, kind, path)
-    return [(name, convert(element, kind.parts[1], f"{path}.{name}")) for name, element in value.items()]
+        raise _refused(value, kind)
+    return [(name, convert(element, kind.parts[1], f".{name}")) for name, element in value.items()]
 
 
-def _struct(value: Any, kind: Type, path: str) -> dict[str, Any]:
+def _struct(value: Any, kind: Type) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise _refused(value, kind, path)
-    return {name: convert(value.get(name), part, f"{path}.{name}") for name, part in kind.fields}
+        raise _refused(value, kind)
+    fields, name = {}, ""
+    try:
+        for name, part in kind.fields:
+            field = value.get(name)
+            fields[name] = None if field is None else _CONVERTERS[part.name](field, part)
+    except Refused as reason:
+        raise reason.at(f".{name}") from None
+    return fields
 
 
-_CONVERTERS: dict[str, Callable[[Any, Type, str], Any]] = {
+_CONVERTERS: dict[str, Callable[[Any, Type], Any]] = {
     "STRING": _string,
     "BOOLEAN": _boolean,
     **dict.fromkeys(INTEGERS, _integer),
@@ -374,17 +402,19 @@ _CONVERTERS: dict[str, Callable[[Any, Type, str], Any]] = {
     "STRUCT": _struct,
 }
 
-# The typed way: what msgspec checks by itself, and what is finished column by column.
-_FINISHED = ("DECIMAL", "DATE", "TIMESTAMP", "TIMESTAMP_NTZ")
+# The typed way: what msgspec checks by itself, and what is finished column by column: text, and JSON that is not read yet.
+_TEXTUAL = ("DATE", "TIMESTAMP", "TIMESTAMP_NTZ")
+
+
+def _typed(kind: Type) -> Any:
+    """What msgspec gives of a column: its values, its text, or JSON."""
+    return str if kind.name in _TEXTUAL else _plain_type(kind) or msgspec.Raw
 
 
 def _row_type(fields: Sequence[Field]) -> Any:
-    """A type for msgspec with the fields ``c0``, ``c1`` and so on; None where a column's values or name are beyond it."""
-    kinds = [str if field.kind.name in _FINISHED else _plain_type(field.kind) for field in fields]
-    kinds = [msgspec.Raw if field.kind.name == "DECIMAL" else kind for field, kind in zip(fields, kinds, strict=True)]
-    if None in kinds:
-        return None
+    """A type for msgspec with the fields ``c0``, ``c1`` and so on; None where it cannot have a column's name."""
     nothing = msgspec.Raw(b"null")
+    kinds = [_typed(field.kind) for field in fields]
     columns = [
         (f"c{number}", kind, nothing) if kind is msgspec.Raw else (f"c{number}", kind | None, None)
         for number, kind in enumerate(kinds)
@@ -425,21 +455,21 @@ def _array(values: Sequence[Any], kind: Type) -> pa.Array:
 
 
 def _finished(values: list[Any], kind: Type, left: set[int]) -> list[Any] | pa.Array:
-    """Text as values of a type; the payloads where it is none are ``left``."""
+    """Text, or JSON, as values of a type; the payloads where it is none are ``left``."""
     if kind.name in ("DATE", "TIMESTAMP"):
         column = pa.array(values, pa.string())
         # Arrow reads a whole column of the common form, and also an hour without minutes.
         if kind.name == "DATE" or pc.all(pc.equal(pc.utf8_slice_codeunits(column, 13, 14), ":")).as_py():
             with suppress(pa.ArrowInvalid):
                 return _within(column.cast(kind.arrow))
-    read_one = _CONVERTERS[kind.name]
     for index, value in enumerate(values):
         try:
-            if kind.name == "DECIMAL":
+            if isinstance(value, msgspec.Raw):
                 text = _as_text(value)
-                # Text in quotes may have escapes: they are for the reader.
-                value = read(value) if text[0] == '"' else None if text == "null" else value
-            values[index] = None if value is None else read_one(value, kind, "")
+                # A number is as it is; text in quotes may have escapes.
+                bare = kind.name == "DECIMAL" and text[0] not in '"[{n'
+                value = value if bare else read(value)
+            values[index] = convert(value, kind)
         except Refused:
             left.add(index)
             values[index] = None
