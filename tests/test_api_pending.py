@@ -218,6 +218,11 @@ def test_a_key_that_is_only_pending_is_there_in_all_requests_and_gone_in_all_aft
     assert topic.ask("votes", "fresh", "/reports", freshness="changelog") == {}
     for path in ("", "/history", "/reports"):
         assert topic.client.get(f"/stores/votes/keys/fresh{path}?freshness=soon").status_code == 400
+    waiting = {"after": "t:0:0", "timeout": 0.1}
+    assert topic.ask("total", "fresh", at=LATER, **waiting)["provisional"] is True
+    for words in ({"at": LATER, "freshness": "changelog"}, {"version": 0}):
+        response = topic.client.get("/stores/total/keys/fresh", query_string={**waiting, **words})
+        assert response.status_code == 504, "the changelog does not have it"
     topic.live.arrived(arrivals.table([second.sent()]))
     for store in topic.config.stores:
         assert topic.ask(store, "fresh") == topic.ask(store, "fresh", at=LATER) == {}
