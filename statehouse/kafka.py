@@ -15,6 +15,7 @@ from statehouse.errors import KafkaUnavailable
 # A record's own time counts in these years. Before them Spark takes it for one of another calendar, after them it is no time in JSON.
 FIRST_TIME, LAST_TIME = "1583-01-01 00:00:00", "9999-12-31 23:59:59.999"
 FIRST_MS, LAST_MS = -12_212_553_600_000, 253_402_300_799_999
+URL_SAFE = str.maketrans("+/", "-_")  # as Kafka's own tools show ids
 NO_ID = "A" * 22  # in base64, of a topic whose brokers know no ids: they are older than Kafka 2.8
 
 
@@ -60,7 +61,7 @@ def find_topic(
         if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return None
         raise _unavailable(properties, error) from None
-    number = str(found.topic_id)
+    number = str(found.topic_id).translate(URL_SAFE)
     return Topic(None if number == NO_ID else number, sorted(partition.id for partition in found.partitions))
 
 

@@ -10,14 +10,14 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
-from statehouse.kafka import FIRST_MS, LAST_MS, end_offsets, partitions
+from statehouse.kafka import FIRST_MS, FIRST_TIME, LAST_MS, LAST_TIME, end_offsets, partitions, usable_time
 from statehouse.status import stream_status
 from tests.houses import House
 from tests.records import control, payload, produce, rows, wait
 from tests.test_api_lake import eventually
 
 ANY_TIME = {"message_timestamp_after_max_ms": 2**63 - 1, "message_timestamp_before_max_ms": 2**63 - 1}
-USABLE = [FIRST_MS, -(10**12), -1000, -1, 1, LAST_MS]
+USABLE = [-8_000_000_000_000, -(10**12), -1000, -1, 1, 9_000_000_000_000]
 # Before what Spark takes for our calendar, after what JSON has a year for, further than Spark's source can read.
 UNUSABLE = [
     FIRST_MS - 1,
@@ -101,6 +101,13 @@ def test_a_records_own_time_of_any_year(house):
     assert stream_status(house.config, "s")["events"] == 2 * len(usable)
     quarantine = house.client.get("/streams/s/quarantine").get_json()["rows"]
     assert len(quarantine) == len(refused)
+
+
+@pytest.mark.parametrize(("at", "text"), [(FIRST_MS, FIRST_TIME), (LAST_MS, LAST_TIME)])
+def test_both_halves_have_the_same_bounds(at, text):
+    assert dt.datetime.fromisoformat(text) == dt.datetime(1970, 1, 1) + dt.timedelta(milliseconds=at)
+    assert usable_time(at) == at
+    assert [usable_time(FIRST_MS - 1), usable_time(LAST_MS + 1)] == [None, None]
 
 
 def test_the_brokers_own_time(house):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import uuid
 
@@ -53,7 +54,7 @@ def test_the_jobs_refuse_it_at_the_start(spark, broker, lake, topic, count):
     recreate(broker.bootstrap, topic)
     produce(broker.bootstrap, topic, [NEW] * count)
     for again in (ingest, ingest_of(spark, broker, lake, topic)):
-        with pytest.raises(TopicRecreated, match=f"id {known}, found .*Give the stream a new name"):
+        with pytest.raises(TopicRecreated, match=f"id {re.escape(known)}, found .*Give the stream a new name"):
             again.run(once=True)
     assert offsets_of(spark, ingest) == [(0, 1), (1, 1), (2, 1)]
     status = stream_status(ingest.config, "s")
