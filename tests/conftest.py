@@ -28,11 +28,16 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(slow.Clock())
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for the groups
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A test gets its group here: pytest-xdist looks for groups before our other hooks."""
+    if getattr(item.config.option, "loadgroup", False):  # set in pytest-xdist's own processes, for --dist loadgroup
+        item.add_marker(pytest.mark.xdist_group(balance.group_of(item)))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Two processes share the work in groups."""
-    if getattr(config.option, "loadgroup", False):  # set in pytest-xdist's own processes, for --dist loadgroup
-        balance.balance(items)
+    if getattr(config.option, "loadgroup", False):
+        balance.sort(items)
 
 
 def _java() -> bool:

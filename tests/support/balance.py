@@ -22,12 +22,10 @@ def group_of(item: pytest.Item) -> str:
     return next((name for name in SHARED if name in fixtures), item.location[0])
 
 
-def balance(items: list[pytest.Item]) -> None:
-    """Mark each test with its group, and sort the groups: those with the most slow tests begin first, so that what is left
-    at the end is small. Tests of a group keep their order."""
+def sort(items: list[pytest.Item]) -> None:
+    """Sort the groups: those with the most slow tests begin first, so that what is left at the end is small. Tests of a
+    group keep their order."""
     groups = {item: group_of(item) for item in items}
     slow = Counter(groups[item] for item in items if item.get_closest_marker("slow"))
     size = Counter(groups.values())
     items.sort(key=lambda item: (-slow[groups[item]], -size[groups[item]], groups[item]))
-    for item, group in groups.items():
-        item.add_marker(pytest.mark.xdist_group(group))
