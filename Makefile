@@ -81,7 +81,7 @@ nginx: install
 
 # Two processes, each with a Spark session and a Kafka of its own (tests/support/balance.py); `pytest` alone is one.
 test: lint classes nginx ## lint, then all tests, each at the smallest size that shows what it holds
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder --durations 10
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder --durations 10
 
 law fuzz soak: install classes ## the law, the API under fuzzers, and what runs for long, at full size
 	@$(BIN)/python -m tests.support.turns $@

@@ -28,15 +28,15 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(slow.Clock())
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """A test gets its group here: pytest-xdist looks for groups before our other hooks."""
-    if getattr(item.config.option, "loadgroup", False):  # set in pytest-xdist's own processes, for --dist loadgroup
-        item.add_marker(pytest.mark.xdist_group(balance.group_of(item)))
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(optionalhook=True)  # there may be no pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """Two processes share the work in groups."""
-    if getattr(config.option, "loadgroup", False):
+    return balance.scheduler(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long groups first, where processes share the work."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
         balance.sort(items)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.balance import GROUP_OF
 from tests.support.turns import PARTS, TURNS, turn_of
 
 TESTS = Path(__file__).parent
@@ -36,3 +37,7 @@ def test_every_part_is_a_target_of_make(target):
         r"^law fuzz soak: .*\n\t@.*tests\.support\.turns \$@$", (TESTS.parent / "Makefile").read_text(), re.M
     )
     assert target in ["law", "fuzz", "soak"]
+
+
+def test_every_group_has_its_files():
+    assert [file for file in GROUP_OF if not (TESTS.parent / file).is_file()] == []
