@@ -17,7 +17,7 @@ from tests.records import control, payload, produce, rows, wait
 from tests.test_api_lake import eventually
 
 ANY_TIME = {"message_timestamp_after_max_ms": 2**63 - 1, "message_timestamp_before_max_ms": 2**63 - 1}
-USABLE = [-8_000_000_000_000, -(10**12), -1000, -1, 1, 9_000_000_000_000]
+USABLE = [FIRST_MS, -(10**12), -1000, -1, 1, LAST_MS]
 # Before what Spark takes for our calendar, after what JSON has a year for, further than Spark's source can read.
 UNUSABLE = [
     FIRST_MS - 1,
