@@ -79,9 +79,11 @@ nginx: install
 		} >.venv/apt-nginx.log 2>&1 || echo "it could not be installed: its tests are left out" >&2; \
 	fi
 
-# Two processes, each with a Spark session and a Kafka of its own (tests/support/balance.py); `pytest` alone is one.
+# One process; JOBS=2: two, each with a Spark session and a Kafka of its own (tests/support/balance.py).
+JOBS ?= 1
+IN_TWO := $(if $(filter-out 1,$(JOBS)),--numprocesses $(JOBS) --dist loadscope --no-loadscope-reorder)
 test: lint classes nginx ## lint, then all tests, each at the smallest size that shows what it holds
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder --durations 10
+	@$(BIN)/python -m pytest --durations 10 $(IN_TWO)
 
 law fuzz soak: install classes ## the law, the API under fuzzers, and what runs for long, at full size
 	@$(BIN)/python -m tests.support.turns $@

@@ -24,7 +24,7 @@ def sized(few: T, full: T) -> T:
     return full if FULL else few
 
 
-# A test at full depth only: `.ci/run` runs each in turns (tests/support/turns.py).
+# A test at full depth only (tests/support/turns.py).
 deep = pytest.mark.skipif(not FULL, reason="DEPTH=full runs it: make law, make fuzz, make soak")
 
 

@@ -1,4 +1,4 @@
-"""The tests at full depth, in parts: all of a part by `make law`, `make fuzz` or `make soak`; one turn a day by `.ci/run`.
+"""The tests at full depth, in parts: all of a part by `make law`, `make fuzz` or `make soak`; the turn of a day by `make turn`.
 
     python -m tests.support.turns law       the turns of a part, one after the other
     python -m tests.support.turns 17        the turn of the 17th of a month
