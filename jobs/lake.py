@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from statehouse.config import Config, Stream
 from statehouse.errors import DefinitionChanged, FoldAnew
 from statehouse.fold import Rule, quoted
+from statehouse.payload import LEAST_TIME
 from statehouse.tables import (
     BUCKET,
     BUCKETS,
@@ -147,8 +148,10 @@ def create_store(spark: SparkSession, rule: Rule, state: str, tombstones: str) -
             f"'statehouse recover {name}' folds all of the changelog by the new rule and shows what would change, "
             f"'statehouse recover {name} --swap' makes that the state"
         )
-    if found and kept and fold_of(found) < FOLDS and (wrong := outdated(kept, rule)):
-        raise FoldAnew(f"store {name}: its state is of an earlier version of statehouse, {wrong}")
+    if found and kept and fold_of(found) < FOLDS:
+        wrong = outdated(kept, rule) or (_begins_before_year_one(spark, state) if rule.store.windows else "")
+        if wrong:
+            raise FoldAnew(f"store {name}: its state is of an earlier version of statehouse, {wrong}")
     create(spark, tombstones, rule.tombstone_columns, tombstone_properties(rule))
     if found and (was := buckets(found)) != rule.store.buckets:
         wanted = rule.store.buckets or "none"
@@ -187,6 +190,12 @@ def outdated(old: Rule, new: Rule) -> str:
     if step < 2**31 <= (-(-size // step) - 1) * step:
         return "whose windows were worked out in 32 bits"
     return ""
+
+
+def _begins_before_year_one(spark: SparkSession, state: str) -> str:
+    """That a windowed state has rows which are not made any more, in words; empty where it has none."""
+    rows = spark.read.format("delta").load(state).where(f"unix_micros(window_start) < {LEAST_TIME}")
+    return "" if rows.isEmpty() else "with windows that begin before the year 1"
 
 
 def state_properties(rule: Rule) -> dict[str, str]:

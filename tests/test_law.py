@@ -28,6 +28,7 @@ from jobs.merge import Merge
 from jobs.session import sql
 from statehouse.config import Store
 from statehouse.fold import Rule
+from statehouse.kafka import FIRST_MS
 from statehouse.transpile import to_duckdb
 from tests.oracle import YEAR_ONE, fold, windowed
 from tests.records import EPOCH, SCHEMA, control, iso, record
@@ -128,6 +129,8 @@ def as_made(example, number):
     offsets = {0: 1000 * number, 1: 1000 * number}
     for index, (key, op, agent, letter, n, time, partition) in enumerate(example):
         key, values = f"{number}:{key}", {"value": letter, "n": n, "d": Decimal(n) / 4}
+        if time < FIRST_MS * 1000 and op != "null":  # such a time is a payload's, and never a record's own
+            op = "report"
         if op in ("null", "set null"):
             values = dict.fromkeys(values)
         # Reports and purges without a store go to all of them; a set to each of those that it means something to.
