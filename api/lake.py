@@ -354,7 +354,7 @@ def attached(
 def _may_have(values: Mapping[str, Any], files: pa.Table) -> pa.Array:
     """Of each file of a changelog whether it may have an event of a key, whose columns have these values: not where all are reports,
     and one of the values is less than the least or more than the greatest there."""
-    made = pa.array([True] * files.num_rows)
+    made = pa.array([True] * files.num_rows, pa.bool_())  # of no files, too
     if not {"min._op", "max._op"} <= set(files.column_names):
         return made
     reports = pc.and_(pc.equal(files["min._op"], "report"), pc.equal(files["max._op"], "report"))
