@@ -73,7 +73,13 @@ class Cluster:
             process.wait(120)
 
     def _start(self, name: str, kind: str, *words: str) -> None:
-        environment = {**os.environ, "SPARK_HOME": str(HOME), "SPARK_NO_DAEMONIZE": "1", "SPARK_LOCAL_IP": "127.0.0.1"}
+        environment = {
+            **os.environ,
+            "SPARK_HOME": str(HOME),
+            "SPARK_NO_DAEMONIZE": "1",
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYSPARK_PYTHON": sys.executable,
+        }
         with open(self.folder / f"{name}.log", "ab") as log:
             command = [str(HOME / "bin/spark-class"), kind, *words]
             self.running[name] = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
