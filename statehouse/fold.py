@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from statehouse.config import Store, Stream
 from statehouse.payload import GREATEST_TIME, LEAST_TIME
 from statehouse.reducers import ORDER, ORDER_SQL, accumulator, addend, summation
-from statehouse.types import ENCODED, FORMS, SCALARS, type_or_none
+from statehouse.types import ENCODED, FORMS, type_or_none
 from statehouse.values import milliseconds
 
 TIMES = ("DATE", "TIMESTAMP", "TIMESTAMP_NTZ")
@@ -50,8 +50,8 @@ def text_as(text: str, ddl: str) -> str:
 
 def value_of(text: str, ddl: str) -> str:
     """SQL: text (as :func:`statehouse.payload.text_of` writes it) as a value of a type, null where it is none."""
-    kind = type_or_none(ddl)
-    return f"from_json({text}, {literal(ddl)})" if kind and kind.name not in SCALARS else text_as(text, ddl)
+    nested = ddl.upper().startswith(("ARRAY", "MAP", "STRUCT"))
+    return f"from_json({text}, {literal(ddl)})" if nested else text_as(text, ddl)
 
 
 def in_years(moment: str) -> str:
