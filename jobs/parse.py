@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -67,9 +66,7 @@ def _header(name: str) -> str:
     return f"element_at(reverse(headers.value), {found})"
 
 
-def _decoded(
-    decoder: RecordDecoder, keep_payload: bool
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _decoded(decoder: RecordDecoder) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """What Spark's workers do with batches of records."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -77,13 +74,9 @@ def _decoded(
             columns = {name: batch.column(name) for name in RECORD}
             given = (batch.column(name).to_pylist() for name in ("_op", "_store", "_key", "_bytes"))
             decoded = decoder.decode(*given)
-            columns |= dict(zip(decoded.schema.names, decoded.columns, strict=True))
-            # The record itself goes back only where it is refused.
-            rows = pa.array(range(batch.num_rows), pa.int64())
-            refused = pc.if_else(decoded.column("_reason").is_valid(), rows, pa.scalar(None, pa.int64()))
-            for name in ("_headers", "_bytes", *(() if keep_payload else ("_text",))):
-                columns[name] = columns[name].take(refused)
-            yield pa.record_batch(columns)
+            said = dict(zip(decoded.schema.names, decoded.columns, strict=True))
+            del said["_text"]  # which Spark makes of the bytes again
+            yield pa.record_batch(columns | said)
 
     return run
 
@@ -91,7 +84,8 @@ def _decoded(
 def parse(records: DataFrame, stream: Stream, decoder: RecordDecoder, lookups: Lookups | None = None) -> DataFrame:
     """Kafka's records (with headers) as the changelog's columns, ``_reason`` (null: accepted) and, for the quarantine, ``_text``,
     ``_bytes``, ``_headers`` and ``_timestamp``, which are null where the event is accepted: the callers keep these rows in memory."""
-    columns = {**RECORD, **{c.name: c.type for c in stream.columns}, **dict.fromkeys(SAID, "STRING")}
+    said = [name for name in SAID if name != "_text"]
+    columns = {**RECORD, **{c.name: c.type for c in stream.columns}, **dict.fromkeys(said, "STRING")}
     schema = ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())
     report = "_op = 'report' AND _reason IS NULL"
     return (
@@ -106,7 +100,8 @@ def parse(records: DataFrame, stream: Stream, decoder: RecordDecoder, lookups: L
             f"{_header(OP_HEADER)} AS _op",
             f"{_header(STORE_HEADER)} AS _store",
         )
-        .mapInArrow(_decoded(decoder, stream.keep_payload), schema)  # type: ignore[arg-type]
+        .mapInArrow(_decoded(decoder), schema)  # type: ignore[arg-type]
+        .withColumn("_text", F.expr("try_validate_utf8(CAST(_bytes AS STRING))"))
         .transform(lookups.join if lookups else lambda rows: rows)
         .withColumn("_time", F.expr(f"CASE WHEN {report} THEN CAST({stream.time or 'NULL'} AS TIMESTAMP) END"))
         .withColumn(

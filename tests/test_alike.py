@@ -18,6 +18,7 @@ from jobs.ingest import Ingest
 from jobs.merge import Merge
 from tests.payloads import ddl, draw_payload, draw_schema, draw_text, write
 from tests.records import SCHEMA, stamp
+from tests.records import rows as stored
 from tests.support.depth import sized
 from tests.test_payload import SUITE, expected, wrapped
 
@@ -113,6 +114,12 @@ def differ(spark, config, records):
     ingest.batch(spark.createDataFrame(rows, SCHEMA))
     served.replica.refresh()
     same(ahead, answers(served.client, config), "by the changelog")
+    kept = {
+        r["offset"]: r["payload_bytes"] if r["payload"] is None else r["payload"].encode()
+        for r in stored(spark, ingest.quarantine)
+    }
+    assert kept == {offset: rows[offset][5] for offset in kept}, "nothing of a refused record is lost"
+    assert len(kept) == ingest.refused
     for merge in merges:
         merge.round()
     same(ahead, answers(Served(config).client, config), "after the merge")
