@@ -15,7 +15,7 @@ JAVA_FITS := $(JAVA) --add-modules jdk.incubator.vector -version 2>&1 | \
 AS_ROOT := $$([ "$$(id -u)" = 0 ] || echo sudo -n)
 
 .DEFAULT_GOAL := help
-.PHONY: help install classes demo test nginx law fuzz soak turn s3 lint clean
+.PHONY: help install classes demo test nginx law fuzz soak turn chaos s3 lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9 ]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -91,6 +91,11 @@ law fuzz soak: install classes ## the law, the API under fuzzers, and what runs 
 turn: install classes ## what is tested at full size today (DAY=17: on the 17th)
 	@$(BIN)/python -m tests.support.turns $(DAY)
 
+chaos: install classes ## ten minutes of all that can go wrong at once: poison, slow callers, kill -9 (SECONDS=60 SEED=7)
+	@$(BIN)/python -m tests.support.chaos $(SECONDS) $(SEED)
+
+SECONDS ?= 600
+SEED ?= 1
 COMMA := ,
 GATEWAY := .venv/bin/versitygw
 $(GATEWAY): | install

@@ -58,6 +58,12 @@ class Replicas(Collector):
         yield worker
         statuses = {name: self._replica.status(name) for name in self._replica.config.stores}
         yield from _gauges(GAUGES, statuses)
+        failing = GaugeMetricFamily(
+            "statehouse_store_failing", "1 while something is wrong with a store", labels=["store"]
+        )
+        for name, status in statuses.items():
+            failing.add_metric([name], status["error"] is not None)
+        yield failing
         lives = {name: status["live"] for name, status in statuses.items()}
         yield from _gauges(LIVE_GAUGES, lives)
         following = GaugeMetricFamily("statehouse_live", "What is done with the topic", labels=["store", "state"])

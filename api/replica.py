@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +40,7 @@ from api.shards import Shards
 from api.snapshot import Snapshot, epoch_of, load
 from api.tail import Made, Tail
 from statehouse.config import Config, Store
+from statehouse.failures import failing, failures_table
 from statehouse.places import remote
 from statehouse.tables import (
     commit_time,
@@ -54,6 +56,7 @@ from statehouse.tables import (
 POLL_SECONDS, REMOTE_POLL_SECONDS = 0.05, 0.2  # a file's name is looked for in 14 us; elsewhere it is a request
 OVERLAY = 50_000  # rows that may have changed, or a fifth of the store, before a newer version of its table is read
 STEP, ROWS = 4, 100_000  # versions that are folded at once, at first; fewer where they hold more rows than that
+AGAIN_SECONDS = 30.0  # until what could not be folded is tried again
 STALE_SECONDS = 2.0  # after which a store that was up to date may no longer be
 DIRECT = 4  # reads of the lake at once, with `replica: none`
 BUSY_SECONDS = 10.0  # how long others wait for their turn
@@ -75,6 +78,8 @@ class Followed:
         default_factory=time.time
     )  # of what was committed until then, it is known what is not folded yet
     error: str | None = None
+    unfollowed: str | None = None  # why the changelog's events cannot be folded on top of the table
+    again: float = 0.0  # when that is tried again, if no newer table comes before
     recent: Recent = field(default_factory=Recent)  # the keys that the tail has changed
     covered: Offsets | None = None  # what the snapshot's position has of the topic; None: it is not known
 
@@ -100,6 +105,8 @@ class Replica:
             )
             for s in config.streams.values()
         }
+        self._failures = {part: Log(failures_table(config, part)) for part in ("ingest", "merge")}
+        self._failing: dict[str, tuple[Mark | None, dict[str, dict[str, str]]]] = {}  # by part, as of a version
         self._wanted: Shards | None = None
         self._refreshing = threading.Lock()
         self._refreshed = threading.Condition()
@@ -219,8 +226,16 @@ class Replica:
             "lag_ms": None if topic.error else _lag(followed),
             "freshness": freshness,
             "live": live,
-            "error": followed.error or topic.error,
+            "error": followed.error or topic.error or followed.unfollowed or self._job_error(followed.store),
         }
+
+    def _job_error(self, store: Store) -> str | None:
+        """What keeps the jobs from a store's table, as far as the lake tells."""
+        for part, name in (("merge", store.name), ("ingest", store.stream)):
+            _, failing = self._failing.get(part, (None, {}))
+            if name in failing:
+                return f"{part} {name} is failing since {failing[name]['since']}: {failing[name]['error']}"
+        return None
 
     def refresh(self) -> None:
         """Bring every store up to its changelog's head, or to its table's newest version. Never raises: a store keeps
@@ -248,6 +263,7 @@ class Replica:
                 if trouble and trouble != followed.error:
                     log.warning("store %s: %s", followed.store.name, trouble)
                 followed.error = trouble
+            self._look_for_failures()
             for stream, live in self._lives.items():  # after its stores are there
                 live.cover(self._covered(stream, self._heads.get(stream)), self._topics.get(stream))
         self._wake()
@@ -273,6 +289,13 @@ class Replica:
             self._topics[stream] = found.get("id")
         self._heads[stream] = newest.version()
 
+    def _look_for_failures(self) -> None:
+        with suppress(Exception):  # it is a hint
+            for part, log_ in self._failures.items():
+                mark = log_.newest()
+                if mark != self._failing.get(part, (None, {}))[0]:
+                    self._failing[part] = mark, failing(self.config, part) if mark else {}
+
     def _covered(self, stream: str, position: int | None) -> Offsets | None:
         """What a version of the changelog has of the topic; None where that is not known."""
         wanted = position or 0  # which is the table's creation
@@ -284,7 +307,8 @@ class Replica:
             gone = followed.snapshot.version is not None
             return f"state/{followed.store.name} is gone; serving version {followed.snapshot.version}" if gone else None
         wanted = self._wanted
-        if mark != followed.mark or wanted != followed.wanted:
+        retry = followed.unfollowed is not None and time.monotonic() > followed.again
+        if mark != followed.mark or wanted != followed.wanted or retry:
             if self._needed(followed, mark):
                 for exactly in (False, True):  # what was kept may be older than what the changelog's feed has
                     if self._replace(followed, self._base(followed, mark, exactly), mark):
@@ -337,6 +361,8 @@ class Replica:
             return False
         if begun and not tail and old and snapshot.epoch == before.epoch and began < (before.position or 0):
             return True  # the changelog was vacuumed, but the older one has folded it: answers never go back
+        if tail:
+            followed.unfollowed = None
         gone = expired(before, snapshot)
         stream = followed.store.stream
         offsets = self._covered(stream, snapshot.position)
@@ -431,6 +457,8 @@ class Replica:
             return tail, changed
         except BaseException as error:
             log.warning("store %s follows its table from now on: %s", followed.store.name, _line(error))
+            followed.unfollowed = f"what is newer than the table cannot be folded: {_line(error)}"
+            followed.again = time.monotonic() + AGAIN_SECONDS
             with self._lives[followed.store.stream].turn:
                 tail.close()
             return None, changed

@@ -27,19 +27,20 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from jobs import databricks, metrics
 from jobs.feed import new
+from jobs.guard import Guard
 from jobs.lake import create_stream, next_offsets
 from jobs.lookup import Lookups
-from jobs.parse import accepted, parse, refused
+from jobs.parse import accepted, parse, refused, thrown
 from jobs.rules import rule_of
 from jobs.unreadable import read_records, unreadable
 from statehouse import kafka
@@ -64,9 +65,13 @@ TOPIC_SECONDS = 5.0  # how often it is looked whether the topic is still the sam
 
 
 class Ingest:
-    """One stream's ingestion: holds the position in memory and moves it with each commit."""
+    """One stream's ingestion: holds the position in memory and moves it with each commit. ``working`` is called now and then while
+    batches succeed."""
 
-    def __init__(self, spark: SparkSession, config: Config, stream: Stream) -> None:
+    def __init__(
+        self, spark: SparkSession, config: Config, stream: Stream, working: Callable[[], None] = lambda: None
+    ) -> None:
+        self.working = working
         self.spark, self.config, self.stream = spark, config, stream
         self.changelog = table(config, "changelog", stream.name)
         self.quarantine = table(config, "quarantine", stream.name)
@@ -75,6 +80,7 @@ class Ingest:
         named = [name for name, store in config.stores.items() if not store.windows]
         rules = [rule_of(spark, config, store) for store in stores]
         self.decoder = decoder_for(stream, stores, rules, named if config.tasks is not None else None)
+        self.guard = Guard(f"stream {stream.name}")
         self.busy = threading.Lock()
         self.stopping = threading.Event()
         self.events = self.refused = 0  # of this run
@@ -136,9 +142,8 @@ class Ingest:
             records.sparkSession.conf.set("spark.sql.shuffle.partitions", "2")
             records.sparkSession.conf.set("spark.sql.adaptive.enabled", "false")  # nothing to adapt to, a job more
             found = records.where(new(self.offsets)).withColumn("timestamp", F.expr(USABLE_TIME))
-            parsed = parse(found, self.stream, self.decoder, self.lookups).persist()
+            parsed, counts = self.guard.run(records.sparkSession, lambda: self._parse(found))
             try:
-                counts = parsed.groupBy("_partition").agg(F.count("*"), F.count("_reason"), F.max("_offset")).collect()
                 reached = {row[0]: row[3] + 1 for row in counts} if ends is None else ends
                 # Never back: an open transaction may begin before a position from when such were read, too.
                 further = {p: o for p, o in reached.items() if o > self.offsets.get(p, 0)}
@@ -153,8 +158,20 @@ class Ingest:
             finally:
                 parsed.unpersist()
 
+    def _parse(self, records: DataFrame) -> tuple[DataFrame, list[Row]]:
+        """The parsed records, kept in memory, and of each partition its number, how many there are, how many of them are refused, and
+        the last offset."""
+        parsed = parse(records, self.stream, self.decoder, self.lookups, self.guard.text).persist()
+        try:
+            counts = parsed.groupBy("_partition").agg(F.count("*"), F.count("_reason"), F.max("_offset"))
+            return parsed, counts.collect()
+        except Exception:
+            parsed.unpersist()
+            raise
+
     def _append_refused(self, parsed: DataFrame) -> None:
-        rows = refused(parsed).where(new(self.quarantined_to))
+        reason = [thrown(parsed, self.stream)] if self.guard.up else []
+        rows = refused(parsed, *reason).where(new(self.quarantined_to))
         rows.coalesce(1).write.format("delta").mode("append").save(self.quarantine)
 
     def _append_accepted(self, parsed: DataFrame, offsets: dict[int, int], good: int, bad: int) -> None:
@@ -232,7 +249,7 @@ class Ingest:
     def run(self, once: bool = False) -> None:
         """Ingest until stopped (or once), through what Kafka does meanwhile: away, back, slow.
 
-        ``once`` gives Kafka 30 seconds to answer; without it there is no limit.
+        ``once`` gives Kafka 30 seconds to answer; without it there is no limit. Raises StatehouseError where a batch fails thrice.
         """
         patience = 30.0 if once else float("inf")
         failures = 0
@@ -266,7 +283,7 @@ class Ingest:
             if failure is None:
                 return None
             failures = 0 if self.offsets != before else failures + 1
-            if once and failures >= 3:
+            if failures >= 3:
                 raise StatehouseError(f"stream {self.stream.name}: {first_line(failure)}")
             log.warning(f"{self.stream.name}: {first_line(failure)}; going on from the changelog's offsets")
             self.stopping.wait(min(2**failures, 30))
@@ -296,3 +313,5 @@ class Ingest:
             due = time.monotonic() + TOPIC_SECONDS
             with suppress(KafkaUnavailable):  # the query waits for it
                 self._check_id()
+                if query.lastProgress:
+                    self.working()

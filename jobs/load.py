@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from json import dumps
 from pathlib import Path
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 
 from jobs import parquet
+from jobs.guard import Guard
 from jobs.lake import create_stream, next_offsets
 from jobs.lookup import Lookups
-from jobs.parse import accepted, parse, refused
+from jobs.parse import accepted, parse, refused, thrown
 from jobs.rules import rule_of
 from jobs.send import json
 from statehouse.config import Config, Stream
@@ -75,12 +76,19 @@ def load(spark: SparkSession, config: Config, stream: Stream, file: str | Path) 
     except Exception as error:  # not what its name says, or broken: Spark has many words for it
         raise StatehouseError(f"{path}: cannot be read: {first_line(error)}") from error
     lookups = Lookups(spark, config, stream) if stream.lookups else None
-    parsed = parse(records, stream, decoder, lookups).persist()
+    guard = Guard(str(path))
+
+    def counted() -> tuple[DataFrame, Row]:
+        parsed = parse(records, stream, decoder, lookups, guard.text).persist()
+        return parsed, parsed.selectExpr("count_if(_reason IS NULL)", "count(_reason)").collect()[0]
+
+    parsed, (events, bad) = guard.run(spark, counted)
     try:
-        events, bad = parsed.selectExpr("count_if(_reason IS NULL)", "count(_reason)").collect()[0]
         once = {"txnAppId": done, "txnVersion": "1"}
         if bad:
-            refused(parsed).write.format("delta").mode("append").options(**once).save(quarantine)
+            refused(parsed, thrown(parsed, stream)).write.format("delta").mode("append").options(**once).save(
+                quarantine
+            )
         accepted(parsed, stream).write.format("delta").mode("append").options(**once).save(changelog)
     finally:
         parsed.unpersist()

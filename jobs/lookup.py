@@ -87,12 +87,13 @@ class Lookups:
             lookup.name: (_stamp_or_none(spark, lookup), table_of(spark, lookup)) for lookup in self._lookups
         }
 
-    def join(self, events: DataFrame) -> DataFrame:
-        """Rows with a column more for each lookup, null where its table has no such key, and one that counts its rows."""
+    def join(self, events: DataFrame, guard: str = "{}") -> DataFrame:
+        """Rows with a column more for each lookup, null where its table has no such key, and one that counts its rows. ``guard`` is
+        written around what a user wrote."""
         for lookup in self._lookups:
             table = F.broadcast(self._table(lookup))
             same = (
-                f"CASE WHEN _op = 'report' THEN ({by}) END = {quoted(_key(lookup, i))}"
+                f"CASE WHEN _op = 'report' THEN ({guard.format(by)}) END = {quoted(_key(lookup, i))}"
                 for i, (_, by) in enumerate(lookup.matches)
             )
             keys = [_key(lookup, i) for i in range(len(lookup.key))]

@@ -28,6 +28,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from jobs import feed
+from jobs.guard import Guard
 from jobs.lake import create_store, settle
 from jobs.law import keep_the_law
 from jobs.rules import rule_of
@@ -63,6 +64,7 @@ class Merge:
         self.state = f"{folder}/state" if folder else table(config, "state", store.name)
         self.tombstones = f"{folder}/tombstones" if folder else table(config, "tombstones", store.name)
         self.drafting = folder is not None
+        self.guard = Guard(f"store {store.name}")
         self.checked = False  # that the tables are there and of this rule
 
     def round(self, upto: int | None = None) -> Round | None:
@@ -72,6 +74,9 @@ class Merge:
         the state's position, or what it was at ``upto``; DefinitionChanged where the state is another rule's; ConfigError
         where a user's own reducer that has no state yet breaks the law.
         """
+        return self.guard.run(self.spark, lambda: self._round(upto))
+
+    def _round(self, upto: int | None) -> Round | None:
         log = opened(self.changelog)
         if log is None:
             return None
@@ -113,7 +118,7 @@ class Merge:
         purge: then they are read once, and counted by the way."""
         try:
             slice_ = self._events(start, head)
-            events = sql(self.spark, f"SELECT * FROM {self.rule.events('log')}", log=slice_)
+            events = sql(self.spark, f"SELECT * FROM {self.rule.events('log', self.guard.text)}", log=slice_)
             if slice_.where("_op <> 'report'").isEmpty():
                 return events.observe(COUNTS, *self._counts()), None
             return events, self._counted(events)
@@ -178,7 +183,7 @@ class Merge:
         """The same rows; those of keys that a late reset tore, folded from the whole changelog."""
         rule = self.rule
         torn = F.broadcast(rows.where("_conflict").select(*map(quoted, rule.keys)))
-        log = sql(self.spark, rule.project("log"), log=self._events(None, head))
+        log = sql(self.spark, rule.project("log", self.guard.text), log=self._events(None, head))
         whole = log.join(torn, list(rule.key_columns), "semi")  # a purge of a key has no window
         folded_ = sql(self.spark, rule.fold("events"), events=whole)
         state = self.spark.read.format("delta").load(self.state)

@@ -40,6 +40,9 @@ SENT = Counter(
     ["job", "name"],
     registry=REGISTRY,
 )
+FAILING = Gauge(
+    "statehouse_failing", "1 while the last try of a stream, store or route failed", ["job", "name"], registry=REGISTRY
+)
 
 
 def serve(config: Config) -> Callable[[], None]:
@@ -49,15 +52,17 @@ def serve(config: Config) -> Callable[[], None]:
         return lambda: None
     host, port = parse_address(config.jobs.metrics)
     for stream in config.streams:
+        FAILING.labels("ingest", stream)
         EVENTS.labels(stream), QUARANTINED.labels(stream), BATCH_SECONDS.labels(stream)
     for store in config.stores:
+        FAILING.labels("merge", store)
         MERGED.labels(store), MERGE_SECONDS.labels(store)
         if config.stores[store].publish:
-            SENT.labels("publish", store)
+            SENT.labels("publish", store), FAILING.labels("publish", store)
     if config.tasks is not None:
-        SENT.labels("tasks", "tasks")
+        SENT.labels("tasks", "tasks"), FAILING.labels("tasks", "tasks")
     for route in config.routes:
-        SENT.labels("route", route)
+        SENT.labels("route", route), FAILING.labels("route", route)
     try:
         server, thread = start_http_server(port, host, REGISTRY)
     except OSError as error:

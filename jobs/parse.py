@@ -9,36 +9,43 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from jobs.guard import PLAIN
 from jobs.lookup import Lookups, many
 from statehouse.config import Stream
+from statehouse.errors import first_line
 from statehouse.fold import in_years, literal, quoted
-from statehouse.headers import OP_HEADER, STORE_HEADER
-from statehouse.records import SAID, RecordDecoder
+from statehouse.records import SAID, RecordDecoder, operations
 from statehouse.tables import EVENT_COLUMNS
 
 # As in jobs.feed.new: a time that is no number in the code that Spark makes.
 NOW = "array(current_timestamp())[CASE WHEN _partition IS NULL THEN 1 ELSE 0 END]"
 UNTIMED = "'found no time in the years 1583 to 9999 with the record, expected one'"
-# What is handed to Python of a record, and back again as it was.
+THROWN = "the time cannot be computed"  # the reason, until :func:`refused` is told the engine's
+# What is handed to Python of a record, and back again as it was. Headers are JSON: as an array of structs they would take as much of the
+# processor as all the rest, also where there are none.
 RECORD = {
-    "_topic": "STRING",
     "_partition": "INT",
     "_offset": "BIGINT",
     "_timestamp": "TIMESTAMP",
     "_key": "STRING",
-    "_headers": "ARRAY<STRUCT<key: STRING, value: BINARY>>",
+    "_headers": "STRING",
     "_bytes": "BINARY",
 }
+HEADERS = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
 
 
-def _reason(stream: Stream) -> str:
-    """SQL: why a report that Python has taken is refused, or null."""
+def _reason(stream: Stream, guard: str) -> str:
+    """SQL: why a report that Python has taken is refused, or null; ``guard`` as in :func:`parse`."""
     branches = []
     if stream.time_columns:
         given = " OR ".join(f"{quoted(c)} IS NOT NULL" for c in stream.time_columns)
+        if guard != PLAIN:  # a struct is null for no other reason
+            thrown = f"{guard.format(f'struct({stream.time})')} IS NULL"
+            branches.append((f"({given}) AND _time IS NULL AND {thrown}", literal(THROWN)))
         branches += [
             (f"({given}) AND _time IS NULL", literal(f"found no time in {stream.time}")),
             (
@@ -59,55 +66,62 @@ def _reason(stream: Stream) -> str:
     return "CASE " + " ".join(f"WHEN {test} THEN {reason}" for test, reason in branches) + " END"
 
 
-def _header(name: str) -> str:
-    """SQL: the last header of a name; null where there is none."""
-    # Not by filter(headers, h -> ...): Spark makes no code of that.
-    found = f"CAST(nullif(array_position(reverse(headers.key), {literal(name)}), 0) AS INT)"
-    return f"element_at(reverse(headers.value), {found})"
-
-
-def _decoded(decoder: RecordDecoder) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What Spark's workers do with batches of records."""
+def _decoded(decoder: RecordDecoder, keep_all: bool) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What Spark's workers do with batches of records; ``keep_all``: whether SQL may refuse more of them."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             columns = {name: batch.column(name) for name in RECORD}
-            given = (batch.column(name).to_pylist() for name in ("_op", "_store", "_key", "_bytes"))
-            decoded = decoder.decode(*given)
+            keys, values = (columns[name].to_pylist() for name in ("_key", "_bytes"))
+            decoded = decoder.decode(*operations(columns["_headers"]), keys, values)
             said = dict(zip(decoded.schema.names, decoded.columns, strict=True))
             del said["_text"]  # which Spark makes of the bytes again
+            if not keep_all:  # the record itself goes back only where it may be refused
+                rows = pa.array(range(batch.num_rows), pa.int64())
+                refused = pc.or_(said["_reason"].is_valid(), columns["_timestamp"].is_null())
+                kept = pc.if_else(refused, rows, pa.scalar(None, pa.int64()))
+                for name in ("_headers", "_bytes"):
+                    columns[name] = columns[name].take(kept)
             yield pa.record_batch(columns | said)
 
     return run
 
 
-def parse(records: DataFrame, stream: Stream, decoder: RecordDecoder, lookups: Lookups | None = None) -> DataFrame:
+def _may_refuse(stream: Stream) -> bool:
+    """Whether SQL may refuse a record that Python has taken and that has a time of its own."""
+    plain = {c.name.lower() for c in stream.columns if c.type.upper() == "TIMESTAMP"}
+    return bool(stream.lookups) or stream.keep_payload or (stream.time or "").strip("` ").lower() not in {"", *plain}
+
+
+def parse(
+    records: DataFrame, stream: Stream, decoder: RecordDecoder, lookups: Lookups | None = None, guard: str = PLAIN
+) -> DataFrame:
     """Kafka's records (with headers) as the changelog's columns, ``_reason`` (null: accepted) and, for the quarantine, ``_text``,
-    ``_bytes``, ``_headers`` and ``_timestamp``, which are null where the event is accepted: the callers keep these rows in memory."""
+    ``_bytes``, ``_headers`` and ``_timestamp``, which are null where the event is accepted: the callers keep these rows in memory.
+    ``guard`` is written around what a user wrote (:mod:`jobs.guard`)."""
     said = [name for name in SAID if name != "_text"]
     columns = {**RECORD, **{c.name: c.type for c in stream.columns}, **dict.fromkeys(said, "STRING")}
     schema = ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())
     report = "_op = 'report' AND _reason IS NULL"
+    time = guard.format(f"CAST({stream.time or 'NULL'} AS TIMESTAMP)")
     return (
         records.selectExpr(
-            "topic AS _topic",
             "partition AS _partition",
             "offset AS _offset",
             "timestamp AS _timestamp",
-            "headers AS _headers",
+            "CASE WHEN headers IS NOT NULL THEN to_json(headers) END AS _headers",
             "value AS _bytes",
             "try_validate_utf8(CAST(key AS STRING)) AS _key",
-            f"{_header(OP_HEADER)} AS _op",
-            f"{_header(STORE_HEADER)} AS _store",
         )
-        .mapInArrow(_decoded(decoder), schema)  # type: ignore[arg-type]
+        .mapInArrow(_decoded(decoder, _may_refuse(stream)), schema)  # type: ignore[arg-type]
+        .withColumn("_topic", F.lit(stream.topic))
         .withColumn("_text", F.expr("try_validate_utf8(CAST(_bytes AS STRING))"))
-        .transform(lookups.join if lookups else lambda rows: rows)
-        .withColumn("_time", F.expr(f"CASE WHEN {report} THEN CAST({stream.time or 'NULL'} AS TIMESTAMP) END"))
+        .transform(lambda rows: lookups.join(rows, guard) if lookups else rows)
+        .withColumn("_time", F.expr(f"CASE WHEN {report} THEN {time} END"))
         .withColumn(
             "_reason",
             F.expr(
-                f"coalesce(_reason, CASE WHEN _op = 'report' THEN {_reason(stream)} WHEN _timestamp IS NULL THEN {UNTIMED} END)"
+                f"coalesce(_reason, CASE WHEN _op = 'report' THEN {_reason(stream, guard)} WHEN _timestamp IS NULL THEN {UNTIMED} END)"
             ),
         )
         .withColumn("_event_time", F.expr("coalesce(_time, _timestamp)"))
@@ -131,8 +145,18 @@ def accepted(parsed: DataFrame, stream: Stream) -> DataFrame:
     return rows.select(*(quoted(c.name) for c in stream.known), *EVENT_COLUMNS)
 
 
-def refused(parsed: DataFrame) -> DataFrame:
-    """The rows for the quarantine: nothing of the record is lost."""
+def thrown(parsed: DataFrame, stream: Stream) -> str:
+    """What the engine says of the times that it cannot compute, where there are any."""
+    rows = parsed.where(f"_reason = {literal(THROWN)}")
+    try:
+        rows.selectExpr(f"CAST({stream.time or 'NULL'} AS TIMESTAMP)").collect()
+    except Exception as error:
+        return f"{stream.time} cannot be computed: {first_line(error)}"
+    return THROWN
+
+
+def refused(parsed: DataFrame, thrown: str = THROWN) -> DataFrame:
+    """The rows for the quarantine: nothing of the record is lost. ``thrown`` is the reason where the time cannot be computed."""
     return parsed.where("_reason IS NOT NULL").selectExpr(
         "_topic AS topic",
         "_partition AS partition",
@@ -141,7 +165,7 @@ def refused(parsed: DataFrame) -> DataFrame:
         "_key AS key",
         "_text AS payload",
         "CASE WHEN _text IS NULL THEN _bytes END AS payload_bytes",
-        "_headers AS headers",
-        "_reason AS reason",
+        f"from_json(_headers, '{HEADERS}') AS headers",
+        f"CASE WHEN _reason = {literal(THROWN)} THEN {literal(thrown)} ELSE _reason END AS reason",
         "_log_time AS log_time",
     )

@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from jobs import databricks, feed
+from jobs.guard import Guard
 from jobs.position import Position
 from jobs.rules import rule_of
 from jobs.send import Sent, headers, json, send, size
@@ -62,10 +63,14 @@ class Publisher:
         self.topic, self.where = store.publish.topic, store.publish.where or "TRUE"
         self.rule = rule_of(spark, config, store)
         self.state = table(config, "state", store.name)
+        self.guard = Guard(f"store {store.name}, published")
         self.warned = False  # that the topic is not compacted
 
     def round(self) -> Sent | None:
         """Send what is new; None where nothing is. Raises KafkaUnavailable."""
+        return self.guard.run(self.spark, self._round)
+
+    def _round(self) -> Sent | None:
         delta = opened(self.state)
         if delta is None or folded(delta) is None:
             return None
@@ -117,7 +122,9 @@ class Publisher:
         columns = [*map(quoted, self.rule.keys), "value", "event_time", "changed_at"]
         made = rows.withColumn("_position", F.lit(position).cast("bigint"))
         text = json([*columns, F.col("_position").alias("position")])
-        return made.withColumns({"_key": F.expr(key_text(self.rule)), "_value": F.when(F.expr(self.where), text)})
+        return made.withColumns(
+            {"_key": F.expr(key_text(self.rule)), "_value": F.when(F.expr(self.guard.text.format(self.where)), text)}
+        )
 
     def _changed(self, start: int, delta: DeltaTable) -> DataFrame:
         """By the state's feed: the last message of each key that some version since has changed.

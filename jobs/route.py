@@ -14,21 +14,23 @@ from __future__ import annotations
 import time
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from jobs import feed
+from jobs.guard import TRY, Guard
 from jobs.position import Position
 from jobs.send import Sent, headers, json, send, size
 from jobs.session import fresh
 from statehouse import kafka
 from statehouse.config import Config, Route, Stream
-from statehouse.errors import DefinitionChanged, StatehouseError
+from statehouse.errors import DefinitionChanged, StatehouseError, first_line
 from statehouse.fold import quoted
 from statehouse.headers import PART_HEADER, SOURCE_HEADER
 from statehouse.tables import opened, routed, table
 
 SOURCE, PART = "_source", "_part"
+THROWN = "what is asked for cannot be computed"
 COORDINATES = ("_topic", "_partition", "_offset")
 
 
@@ -56,10 +58,14 @@ class Router:
         self.stream = config.streams[route.stream]
         self.changelog = table(config, "changelog", self.stream.name)
         self.position = Position(*routed(config, route))
+        self.guard = Guard(f"route {route.name}")
 
     def round(self) -> Sent | None:
         """Send what is new; None where nothing is. Raises StatehouseError where the changelog is another than the one that was
         sent, KafkaUnavailable, DefinitionChanged where the table's columns have other types."""
+        return self.guard.run(self.spark, self._round)
+
+    def _round(self) -> Sent | None:
         log = opened(self.changelog)
         if log is None or not log.version():  # version 0 is the empty table
             return None
@@ -85,6 +91,8 @@ class Router:
         ends = events.groupBy("_partition").agg(F.max("_offset"), F.count("*")).collect()
         said = {**self.position.said(), **{str(row[0]): row[1] + 1 for row in ends}}
         count = sum(row[2] for row in ends)
+        if self.guard.up:
+            events = self._computable(events)
         if self.route.to.table:
             self._append(events, head, said)
         else:
@@ -126,19 +134,40 @@ class Router:
         if self.route.multiplies:  # an event's rows stand together, in their order
             rows = rows.withColumn(PART, F.monotonically_increasing_id())
             part = F.row_number().over(Window.partitionBy(SOURCE).orderBy(PART)) - 1
-        key = F.expr(f"CAST({self.route.to.key or 'NULL'} AS STRING)").alias("key")
+        key = F.expr(f"CAST({self.guard.text.format(self.route.to.key or 'NULL')} AS STRING)").alias("key")
         named = headers({SOURCE_HEADER: F.col(SOURCE), PART_HEADER: part}).alias("headers")
         return rows.select(SOURCE, key, value.alias("value"), named)
 
+    def _computable(self, events: DataFrame) -> DataFrame:
+        """The events that the route's expressions can be computed of; the others go to the quarantine. (What makes several rows of an
+        event is not looked at.)"""
+        shown = "TRUE" if self.route.multiplies else f"struct({', '.join(_selected(self.stream, self.route))})"
+        row = f"CASE WHEN {self.route.where or 'TRUE'} THEN {shown} END"
+        throws = f"_op = 'report' AND {TRY.format(f'struct({row})')} IS NULL"  # a struct is null for no other reason
+        bad = events.where(throws)
+        if not bad.isEmpty():
+            reason = THROWN
+            try:
+                bad.selectExpr(row).collect()
+            except Exception as error:
+                reason = f"{THROWN}: {first_line(error)}"
+            self._quarantine(bad, F.lit(f"route {self.name}: {reason}"))
+        return events.where(f"NOT ({throws})")
+
     def _refuse(self, messages: DataFrame, events: DataFrame, largest: int) -> None:
-        """Put the events of messages that the topic does not take into the quarantine, where they can be seen; once."""
+        """Put the events of messages that the topic does not take into the quarantine."""
         said = F.concat(
             F.lit(f"route {self.name}: found a message of "), F.max(size()), F.lit(f" bytes, expected {largest}")
         )
         reasons = messages.groupBy(SOURCE).agg(said.alias("reason"))
         rows = events.withColumn(SOURCE, F.concat_ws(":", *COORDINATES)).join(F.broadcast(reasons), SOURCE)
+        self._quarantine(rows, F.col("reason"))
+
+    def _quarantine(self, events: DataFrame, reason: Column) -> None:
+        """Put events into the quarantine, where they can be seen; once."""
         path = table(self.config, "quarantine", self.stream.name)
         known = self.spark.read.format("delta").load(path).where(F.col("reason").startswith(f"route {self.name}: "))
+        rows = events.withColumn("reason", reason)
         rows.selectExpr(
             "_topic AS topic", "_partition AS partition", "_offset AS offset", "_key AS key", "_payload AS payload", "reason",
             "current_timestamp() AS log_time",

@@ -3,6 +3,8 @@
 ``once`` is for schedulers: what is in Kafka now is ingested, then merged, routed and published, what is due is sent, then it ends;
 maintain is a command of its own there. Without it, each stream has its query, and one thread each goes round the stores, the
 routes, the stores that are published, the tasks, and the tables to keep.
+
+A stream, store or route that fails is tried again by itself (:mod:`jobs.attempts`), and keeps no other.
 """
 
 from __future__ import annotations
@@ -10,14 +12,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import SparkSession
 
 from jobs import metrics
+from jobs.attempts import Attempts
 from jobs.ingest import Ingest
 from jobs.maintain import Maintain
 from jobs.merge import Merge, Round
@@ -27,8 +30,8 @@ from jobs.route import Router
 from jobs.send import Sender, Sent
 from jobs.session import lock, session
 from jobs.tasks import Tasks
-from statehouse.config import Config
-from statehouse.errors import ConfigError, DefinitionChanged, FoldAnew, LakeBusy, StatehouseError, first_line
+from statehouse.config import Config, Stream
+from statehouse.errors import ConfigError, FoldAnew, LakeBusy, StatehouseError
 
 log = logging.getLogger("statehouse")
 PARTS = ("ingest", "merge", "route", "publish", "tasks", "maintain")
@@ -42,7 +45,7 @@ class Jobs:
         self.config, self.parts = config, parts
         self.stopping = threading.Event()
         self.failure: BaseException | None = None
-        self.ingests: list[Ingest] = []
+        self.ingests: dict[str, Ingest] = {}  # by stream
         began = time.monotonic()
         self.unserve = metrics.serve(config)
         log.info(
@@ -55,7 +58,7 @@ class Jobs:
     def stop(self) -> None:
         """Finish the batches and the merge in hand, then end."""
         self.stopping.set()
-        for ingest in self.ingests:
+        for ingest in list(self.ingests.values()):
             ingest.stopping.set()
 
     def run(self, once: bool = False) -> None:
@@ -74,46 +77,25 @@ class Jobs:
         if self.parts == ("maintain",):
             self._maintain(once)
             return
-        self.ingests = (
-            [Ingest(self.spark, self.config, s) for s in self.config.streams.values()] if "ingest" in self.parts else []
-        )
-        merges = (
-            [Merge(self.spark, self.config, s) for s in self.config.stores.values()] if "merge" in self.parts else []
-        )
-        senders: dict[str, list[Sender]] = {
-            "route": [Router(self.spark, self.config, r) for r in self.config.routes.values() if "route" in self.parts],
-            "publish": [
-                Publisher(self.spark, self.config, s)
-                for s in self.config.stores.values()
-                if s.publish and "publish" in self.parts
-            ],
-            "tasks": [Tasks(self.spark, self.config, every=0 if once else self.config.merge_every / 1000)]
-            if self.config.tasks is not None and "tasks" in self.parts
-            else [],
-        }
+        attempts = {part: Attempts(self.config, part) for part in self.parts if part != "maintain"}
+        merges = [Merge(self.spark, self.config, s) for s in self.config.stores.values() if "merge" in self.parts]
+        senders = self._senders(0 if once else self.config.merge_every / 1000)
         if self.stopping.is_set():
             return
         if once:
-            for ingest in self.ingests:
-                ingest.run(once=True)
-                log.info("%s: %d events, %d refused", ingest.stream.name, ingest.events, ingest.refused)
-            catch_up(merges, _tell, self.stopping)
-            for merge in merges:
-                merge.expire()
-            send_on([sender for found in senders.values() for sender in found], self.stopping)
+            self._run_once(attempts, merges, senders)
             return
-        workers = [
-            threading.Thread(target=self._guard, args=(i.run,), name=f"ingest {i.stream.name}") for i in self.ingests
-        ]
+        streams = self.config.streams.values() if "ingest" in self.parts else ()
+        workers = [self._worker(f"ingest {s.name}", self._keep_ingesting, attempts["ingest"], s) for s in streams]
         maintain = Maintain(self.spark, self.config)
         if merges:
-            given = (merges, self.stopping, self.config, _tell, maintain.store)
-            workers.append(threading.Thread(target=self._guard, args=(run_merges, *given), name="merge"))
+            given = merges, attempts["merge"], self.stopping, self.config, maintain.store
+            workers.append(self._worker("merge", run_merges, *given))
         if "maintain" in self.parts:
-            workers.append(threading.Thread(target=self._guard, args=(self._keep_logs, maintain), name="maintain"))
+            workers.append(self._worker("maintain", self._keep_logs, maintain))
         for kind, found in senders.items():
             if found:
-                workers.append(threading.Thread(target=self._guard, args=(follow, found, self.stopping), name=kind))
+                workers.append(self._worker(kind, follow, found, attempts[kind], self.stopping))
         for worker in workers:
             worker.start()
         log.info("running: %s. Ctrl-C stops", ", ".join(self.parts))
@@ -122,6 +104,53 @@ class Jobs:
                 worker.join(0.5)
         if self.failure:
             raise self.failure
+
+    def _senders(self, every: float) -> dict[str, list[Sender]]:
+        """What sends, by part; tasks look at the states ``every`` so many seconds."""
+        spark, config = self.spark, self.config
+        every_sender: dict[str, list[Sender]] = {
+            "route": [Router(spark, config, r) for r in config.routes.values() if "route" in self.parts],
+            "publish": [
+                Publisher(spark, config, s) for s in config.stores.values() if s.publish and "publish" in self.parts
+            ],
+            "tasks": [Tasks(spark, config, every=every)] if config.tasks is not None and "tasks" in self.parts else [],
+        }
+        return {part: senders for part, senders in every_sender.items() if senders}
+
+    def _run_once(self, attempts: dict[str, Attempts], merges: list[Merge], senders: dict[str, list[Sender]]) -> None:
+        """Each part in turn, and of each part all that it has; raises what failed, after the others."""
+        for stream in self.config.streams.values() if "ingest" in self.parts else ():
+            if not self.stopping.is_set():
+                tried = attempts["ingest"]
+                tried.run(stream.name, lambda s=stream, t=tried: self._ingest(t, s, once=True))  # type: ignore[misc]
+        if merges:
+            catch_up(merges, attempts["merge"], self.stopping)
+            for merge in merges:
+                if merge.store.name not in attempts["merge"].errors:
+                    attempts["merge"].run(merge.store.name, merge.expire)
+        for part, found in senders.items():
+            send_on(found, attempts[part], self.stopping)
+        if errors := [error for tried in attempts.values() for error in tried.errors.values()]:
+            failed = [f"{part} {name}" for part, tried in attempts.items() for name in tried.errors]
+            kind = ConfigError if any(isinstance(error, ConfigError) for error in errors) else StatehouseError
+            raise kind(f"failed: {', '.join(failed)}; the lines above say why")
+
+    def _worker(self, name: str, work: Callable[..., None], *given: Any) -> threading.Thread:
+        return threading.Thread(target=self._guard, args=(work, *given), name=name)
+
+    def _ingest(self, attempts: Attempts, stream: Stream, once: bool = False) -> None:
+        """Ingest a stream until it is stopped, or what there is now."""
+        ingest = Ingest(self.spark, self.config, stream, lambda: attempts.succeed(stream.name))
+        self.ingests[stream.name] = ingest
+        if self.stopping.is_set():
+            return
+        ingest.run(once)
+        if once:
+            log.info("%s: %d events, %d refused", stream.name, ingest.events, ingest.refused)
+
+    def _keep_ingesting(self, attempts: Attempts, stream: Stream) -> None:
+        while not self.stopping.wait(attempts.wait(stream.name)):
+            attempts.run(stream.name, lambda: self._ingest(attempts, stream))
 
     def _keep_logs(self, maintain: Maintain) -> None:
         while not self.stopping.wait(self.config.maintain_every / 1000):
@@ -174,94 +203,73 @@ def pace(took: float, every: float) -> float:
 
 def run_merges(
     merges: list[Merge],
+    attempts: Attempts,
     stopping: threading.Event,
     config: Config,
-    tell: Callable[[Round], None],
     keep: Callable[[Merge], None],
 ) -> None:
     """Merge every store that has something new, round after round, until told to stop; the round in hand is finished. Every
-    ``maintain_every``, between two rounds, ``keep`` their tables.
-
-    A round that fails is said and tried again from its position: nothing is committed by halves.
-    """
+    ``maintain_every``, between two rounds, ``keep`` their tables."""
     every = config.merge_every / 1000
-    failures, warm, kept = 0, False, time.monotonic()
+    warm, kept = False, time.monotonic()
     stopping.wait(every)  # the first batches are on their way: one round for them, not one for nothing
     while not stopping.is_set():
         began = time.monotonic()
-        try:
-            worked = catch_up(merges, tell, stopping)
-            took = time.monotonic() - began  # the upkeep is not the merge's time
-            if time.monotonic() - kept > config.maintain_every / 1000:
-                for merge in merges:
-                    if not stopping.is_set():
-                        keep(merge)
-                kept = time.monotonic()
-            failures = 0
-        except (ConfigError, DefinitionChanged):
-            raise
-        except Exception as error:  # a full disk, an object store that is away: the next round may do
-            failures += 1
-            worked, took = 0, time.monotonic() - began
-            log.error("merge: %s; trying again", first_line(error))
+        worked = catch_up(merges, attempts, stopping)
+        took = time.monotonic() - began  # the upkeep is not the merge's time
+        if time.monotonic() - kept > config.maintain_every / 1000:
+            for merge in merges:
+                if not stopping.is_set():
+                    keep(merge)
+            kept = time.monotonic()
         # The first round is spent on compiling as much as on merging, and measures nothing.
         pause = pace(took, every) if warm else every
         warm = warm or worked > 0
-        stopping.wait(max(pause, min(2**failures, 30)) if worked or failures else IDLE)
+        stopping.wait(pause if worked else IDLE)
 
 
-def catch_up(merges: list[Merge], tell: Callable[[Round], None], stopping: threading.Event | None = None) -> int:
-    """One round of every store; the number of those that had something new. A state that cannot be gone on from, such as one whose
-    changelog no longer reaches back to its position, is folded anew."""
+def catch_up(merges: Sequence[Merge], attempts: Attempts, stopping: threading.Event) -> int:
+    """One round of every store; the number of those that had something new. One that fails is tried again from its position by a later
+    round, as nothing is committed by halves."""
     worked = 0
     for merge in merges:
-        if stopping and stopping.is_set():
+        if stopping.is_set():
             break
-        try:
-            done = merge.round()
-        except FoldAnew as error:
-            log.warning("%s; folding all of it anew", error)
-            recover(merge.spark, merge.config, merge.store)
-            worked += 1
-            continue
-        if done:
-            tell(done)
-            worked += 1
+        worked += attempts.run(merge.store.name, lambda merge=merge: merge_once(merge)) or False  # type: ignore[misc]
     return worked
 
 
-def follow(senders: Sequence[Sender], stopping: threading.Event) -> None:
-    """Send what is new of each in turn until told to stop; the round in hand is finished. One that fails is said and tried again
-    from its position, and does not keep the others."""
-    due, failures = {sender.name: 0.0 for sender in senders}, Counter[str]()
+def merge_once(merge: Merge) -> bool:
+    """One round of a store; whether there was something new. A state that cannot be gone on from, such as one whose changelog no longer
+    reaches back to its position, is folded anew."""
+    try:
+        done = merge.round()
+    except FoldAnew as error:
+        log.warning("%s; folding all of it anew", error)
+        recover(merge.spark, merge.config, merge.store)
+        return True
+    if done:
+        _tell(done)
+    return done is not None
+
+
+def follow(senders: Sequence[Sender], attempts: Attempts, stopping: threading.Event) -> None:
+    """Send what is new of each in turn until told to stop; the round in hand is finished. One that fails goes on from its position."""
     while not stopping.is_set():
-        began, worked = time.monotonic(), 0
-        for sender in senders:
-            if stopping.is_set() or time.monotonic() < due[sender.name]:
-                continue
-            try:
-                worked += _told(sender.round())
-                failures[sender.name] = 0
-            except Exception as error:
-                failures[sender.name] += 1
-                due[sender.name] = time.monotonic() + min(2 ** failures[sender.name], 30)
-                log.error("%s %s: %s; trying again", sender.kind, sender.name, _said(error))
+        began = time.monotonic()
+        worked = send_on(senders, attempts, stopping)
         # As long as it took: half of the time is left to the others.
         stopping.wait(max(IDLE, time.monotonic() - began) if worked else IDLE)
 
 
-def send_on(senders: Sequence[Sender], stopping: threading.Event) -> None:
-    """One round of each; raises what kept the first that failed, after the others."""
-    failed = []
+def send_on(senders: Sequence[Sender], attempts: Attempts, stopping: threading.Event) -> int:
+    """One round of each; the number of those that had something new."""
+    worked = 0
     for sender in senders:
         if stopping.is_set():
-            return
-        try:
-            _told(sender.round())
-        except Exception as error:
-            failed.append(StatehouseError(f"{sender.kind} {sender.name}: {_said(error)}"))
-    if failed:
-        raise failed[0]
+            break
+        worked += _told(attempts.run(sender.name, sender.round))
+    return worked
 
 
 def _told(done: Sent | None) -> bool:
@@ -272,7 +280,3 @@ def _told(done: Sent | None) -> bool:
         start = "the beginning" if done.start is None else f"version {done.start}"
         log.info("%s %s: %d, %s → %d, %.1f s", done.kind, done.name, done.count, start, done.head, done.seconds)
     return True
-
-
-def _said(error: Exception) -> str:
-    return str(error) if isinstance(error, StatehouseError) else first_line(error)

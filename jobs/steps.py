@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from jobs import feed
+from jobs.guard import TRY, install
 from jobs.session import sql
 from statehouse.config import Config
 from statehouse.fold import Rule, quoted
@@ -27,6 +28,7 @@ class Steps:
     """Of one store."""
 
     def __init__(self, spark: SparkSession, config: Config, rule: Rule) -> None:
+        install(spark)
         self.spark, self.config, self.rule = spark, config, rule
         self.stream = config.streams[rule.store.stream]
         self.stepped = replace(rule, added=((STEP, "INT"),))
@@ -84,7 +86,7 @@ class Steps:
 
     def _numbered(self, log: DataFrame) -> DataFrame:
         log.createOrReplaceTempView("log")
-        found = self.spark.sql(f"SELECT * FROM {self.rule.events('log', more=[*PLACE, '_log_time'])}").dropna(
+        found = self.spark.sql(f"SELECT * FROM {self.rule.events('log', TRY, more=[*PLACE, '_log_time'])}").dropna(
             subset=self.keys
         )
         order = Window.partitionBy(self.keys).orderBy(*PLACE)
@@ -129,7 +131,7 @@ class Steps:
     ) -> DataFrame:
         """The same rows; those of keys that a late reset tore, folded from the whole changelog."""
         rule, load = self.stepped, feed.events(self.spark, self.config, self.stream, None, head)
-        log = sql(self.spark, f"SELECT * FROM {self.rule.events('log')}", log=load).join(
+        log = sql(self.spark, f"SELECT * FROM {self.rule.events('log', TRY)}", log=load).join(
             F.broadcast(torn), self.keys, "semi"
         )
         placed = events.select(*self.keys, "_order", STEP)

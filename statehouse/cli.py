@@ -252,22 +252,26 @@ def _broker(arguments: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> None:
-    from statehouse.status import published_status, route_status, store_status, stream_status, task_status
+    from statehouse.status import (
+        failing_status,
+        published_status,
+        route_status,
+        store_status,
+        stream_status,
+        task_status,
+    )
 
     config = configuration.load(arguments.config)
     streams = [stream_status(config, n) for n in config.streams]
     stores = [store_status(config, n) for n in config.stores]
     routes = [route_status(config, n) for n in config.routes]
     told = [published_status(config, n) for n, store in config.stores.items() if store.publish]
-    tasks = task_status(config)
+    tasks, failing = task_status(config), failing_status(config)
     if arguments.json:
-        found = {"streams": streams, "stores": stores, "routes": routes, "published": told, "tasks": tasks}
-        print(json.dumps(found, indent=2))
+        parts = {"streams": streams, "stores": stores, "routes": routes, "published": told, "tasks": tasks}
+        print(json.dumps({**parts, "failing": failing}, indent=2))
         return
     _table("stream", ("topic", "events", "quarantined", "version", "behind", "bytes"), streams)
-    for stream in streams:
-        if stream["error"]:
-            print(f"{stream['name']}: {stream['error']}")
     print()
     _table("store", ("reduce", "keys", "position", "head", "lag_ms", "unkeyed", "late", "version", "bytes"), stores)
     for of, rows in (("route", routes), ("published", told)):
@@ -277,6 +281,11 @@ def _status(arguments: argparse.Namespace) -> None:
     if tasks:
         print()
         _table("task", ("waiting", "sent", "cancelled", "failed", "next"), tasks)
+    for stream in streams:
+        if stream["error"]:
+            print(f"\nstream {stream['name']}: {stream['error']}")
+    for job in failing:
+        print(f"\n{job['job']} {job['name']}: failing since {job['since']}: {job['error']}")
 
 
 COMMANDS = {

@@ -15,6 +15,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from statehouse.headers import OP_HEADER, REPORT, STORE_HEADER, TASK_OPERATIONS
 from statehouse.payload import SHOWN, Field, Refused, convert, decoder_of, micros_of, read_object, text_of
@@ -165,6 +166,26 @@ class RecordDecoder:
             raise Refused(f"value: found one, expected the header {STORE_HEADER} too: whose value is waited for")
         if "value" in body and body["value"] is None:
             raise Refused("value: found null, expected a value")
+
+
+class Header(msgspec.Struct):
+    """One of a record's headers as JSON, its value in base64; without one where that is null."""
+
+    key: str
+    value: bytes | None = None
+
+
+_HEADERS = msgspec.json.Decoder(list[Header])
+
+
+def operations(headers: pa.Array) -> tuple[list[bytes | None], list[bytes | None]]:
+    """What records' headers, as JSON or null, say of operation and store; of headers of one name the last counts."""
+    said: list[bytes | None] = [None] * len(headers)
+    stores = list(said)
+    for index in pc.indices_nonzero(headers.is_valid()).to_pylist():
+        by_name = {header.key: header.value for header in _HEADERS.decode(headers[index].as_py())}
+        said[index], stores[index] = by_name.get(OP_HEADER), by_name.get(STORE_HEADER)
+    return said, stores
 
 
 def _utf8(value: bytes) -> str | None:

@@ -10,6 +10,7 @@ from deltalake import DeltaTable
 from statehouse import kafka
 from statehouse.config import Config
 from statehouse.errors import KafkaUnavailable
+from statehouse.failures import PARTS, failing
 from statehouse.tables import (
     commit_time,
     metadata,
@@ -60,6 +61,12 @@ def stream_status(config: Config, name: str) -> dict[str, Any]:
         "bytes": size,
         "error": error,
     }
+
+
+def failing_status(config: Config) -> list[dict[str, Any]]:
+    """What the jobs fail at just now: the ``job`` (such as ``merge``), the ``name`` of the stream, store or route, the ``error``, and
+    ``since`` when."""
+    return [{"job": part, "name": name, **found} for part in PARTS for name, found in failing(config, part).items()]
 
 
 def route_status(config: Config, name: str) -> dict[str, Any]:

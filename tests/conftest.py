@@ -17,6 +17,9 @@ from tests.services import tried
 from tests.support import balance, depth, slow
 
 depth.load_profile()
+if not depth.FULL:
+    # Of the processor's time that a JVM takes for the few steps of a test, half went into compiling them for speed.
+    os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
 __all__ = ["base", "filled", "tried"]  # fixtures
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"

@@ -14,10 +14,11 @@ from deltalake import DeltaTable
 import jobs.maintain
 from api.lake import Lake, _may_have
 from api.replica import Replica
+from jobs.attempts import Attempts
 from jobs.ingest import Ingest
 from jobs.maintain import Maintain
 from jobs.merge import Merge
-from jobs.run import catch_up, run_merges
+from jobs.run import merge_once, run_merges
 from statehouse.errors import ConfigError
 from statehouse.tables import opened
 from tests.lakes import drawn, right, state, written
@@ -64,7 +65,7 @@ def test_fewer_files_and_the_same_rows_while_jobs_go_on(spark, lake):
     assert maintain.failed == 0
     left = {name: files(config, name) for name in TABLES}
     assert all(live == there <= 1 for live, there in left.values()), left
-    assert catch_up(list(merges.values()), lambda done: None) == 2, "their feed is gone"
+    assert sum(merge_once(merge) for merge in merges.values()) == 2, "their feed is gone"
     for name in merges:
         assert state(spark, config, name) == right(known, name), name
     assert len(rows(spark, f"{config.root}/quarantine/s")) == 5
@@ -89,11 +90,15 @@ def test_the_merge_keeps_its_tables_between_two_rounds(lake):
     kept, stopping = [], threading.Event()
 
     class Nothing:
+        store = config.stores[next(iter(config.stores))]
+
         def round(self):
             return None
 
     merges = [Nothing(), Nothing()]
-    worker = threading.Thread(target=run_merges, args=(merges, stopping, config, print, kept.append))
+    worker = threading.Thread(
+        target=run_merges, args=(merges, Attempts(config, "merge"), stopping, config, kept.append)
+    )
     worker.start()
     wait(lambda: len(kept) >= 4, what="the upkeep")
     stopping.set()

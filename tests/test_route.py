@@ -12,13 +12,15 @@ from collections import Counter
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
+from jobs.attempts import Attempts
 from jobs.ingest import Ingest
 from jobs.route import Router
 from jobs.rules import problems
 from jobs.run import send_on
 from statehouse import kafka
 from statehouse.config import Route
-from statehouse.errors import ConfigError, StatehouseError
+from statehouse.errors import ConfigError
+from statehouse.failures import failing
 from tests.records import SCHEMA, control, iso, record, rows
 
 NOTHING = {"from": "sales", "where": "FALSE", "to": {"table": "none"}}
@@ -198,8 +200,10 @@ def test_one_that_fails_does_not_keep_the_others(spark, sold, monkeypatch):
     sell(10)
     monkeypatch.setitem(config.kafka, "bootstrap.servers", "127.0.0.1:1")
     made = routers(spark, config)
-    with pytest.raises(StatehouseError, match="route shipment: .*127.0.0.1:1"):
-        send_on(made, threading.Event())
+    attempts = Attempts(config, "route")
+    assert send_on(made, attempts, threading.Event()) == len(made) - 2
+    assert all("127.0.0.1:1" in str(attempts.errors[name]) for name in ("shipment", made[1].name))
+    assert failing(config, "route").keys() == attempts.errors.keys()
     assert [router.round() for router in made[2:]] == [None, None]
     same_tables(spark, config, sales)
 

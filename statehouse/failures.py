@@ -1,0 +1,18 @@
+"""What the jobs fail at just now: by part, in the newest commit of the table ``failures/<part>``, which has no rows."""
+
+from __future__ import annotations
+
+from statehouse.config import Config
+from statehouse.tables import metadata, table
+
+PARTS = ("ingest", "merge", "route", "publish", "tasks")
+
+
+def failures_table(config: Config, part: str) -> str:
+    """The path of ``failures/<part>``."""
+    return table(config, "failures", part)
+
+
+def failing(config: Config, part: str) -> dict[str, dict[str, str]]:
+    """By the name of a stream, store or route: the ``error``, and ``since`` when (ISO 8601), until a try succeeds."""
+    return (metadata(failures_table(config, part), part) or {}).get(part, {})
