@@ -18,6 +18,7 @@ SETTINGS = {
     "spark.sql.ansi.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.datetime.java8API.enabled": "true",
     # A workspace may have them on for every new table; but rows are counted by the files' statistics, which do not know of them.
     "spark.databricks.delta.properties.defaults.enableDeletionVectors": "false",
 }

@@ -172,10 +172,14 @@ def test_kafkas_classes_have_another_name_there(monkeypatch):
 def test_on_databricks_the_session_is_the_clusters_and_every_new_one_has_the_settings(there, spark):
     made = session.session("statehouse", None, "/Volumes/a/b/c")
     assert made.sparkContext is spark.sparkContext
-    other = {"timeZone": "America/New_York", "outputTimestampType": "INT96"}
+    other = {
+        "spark.sql.session.timeZone": "America/New_York",
+        "spark.sql.parquet.outputTimestampType": "INT96",
+        "spark.sql.datetime.java8API.enabled": "false",
+    }
     for name in databricks.SETTINGS:
         if made.conf.isModifiable(name):
-            made.conf.set(name, other.get(name.rpartition(".")[2], "true"))
+            made.conf.set(name, other.get(name, "true"))
     try:
         assert {n: session.fresh(made).conf.get(n) for n in databricks.SETTINGS} == databricks.SETTINGS
         assert {n: session.session("").conf.get(n) for n in databricks.SETTINGS} == databricks.SETTINGS

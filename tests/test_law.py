@@ -82,8 +82,7 @@ T0 = 1_700_000_000_000_000
 # Where the times of an example are: mostly here, else where a calendar or a number ends.
 PLACES = [T0] * 5 + [
     YEAR_ONE + 3_000_000,
-    -12_212_553_600_000_000
-    + 3_000_000,  # 1583: what Spark makes of the ten days that 1582 lacks in the older calendar is open
+    -12_219_292_800_000_001,  # amid the days of October 1582 that the older calendar does not have
     -9_223_372_036_000_123,
     -1,
     9_223_372_036_900_000,
