@@ -12,12 +12,13 @@ from urllib.parse import quote
 
 import pytest
 
+from jobs.deliver import deliver
 from jobs.ingest import Ingest
 from jobs.recover import recover
 from jobs.rules import problems
 from jobs.tasks import Tasks
 from statehouse import kafka
-from statehouse.errors import ConfigError
+from statehouse.errors import ConfigError, TopicUnavailable
 from tests.lakes import T0, drawn, merged, right
 from tests.records import SCHEMA, control, iso, produce, record, rows, stamp
 from tests.test_route import messages
@@ -384,6 +385,51 @@ def test_a_message_that_its_topic_does_not_take_fails_and_keeps_no_other(devices
     assert d.at(5) == 1 and [value for *_, value in d.sent("down")] == ["b"]
     row = d.table()["down/a@0:0"]
     assert row["status"] == "failed" and "Message size too large" in row["reason"]
+
+
+@pytest.mark.slow
+def test_what_its_topic_refuses_is_a_failed_task_and_what_a_topic_cannot_take_now_waits_and_neither_keeps_another(
+    devices, monkeypatch
+):
+    monkeypatch.setattr("jobs.deliver.PATIENCE", 2.0)
+    daily = "daily: {{store: status, at: '30 6 * * *', send: {{topic: {topic}-compact, key: \"if(key = 'a', NULL, key)\"}}}}"
+    d = devices(f"{{{{topics: ['*'], {daily}}}}}")
+    compact, taken, stuck, clash = (f"{d.topic}-{name}" for name in ("compact", "asked", "stuck", "cla.sh"))
+    kafka.create_topic(d.config.kafka, compact, {"cleanup.policy": "compact"})
+    kafka.create_topic(d.config.kafka, clash.replace(".", "_"))  # Kafka makes no topic of a name that differs in this
+
+    def partly(properties, messages, size):
+        """As if what leads one of the topics were away."""
+        there = [deliver(properties, [m for m in messages if m.topic != stuck], size)]
+        there.append(deliver({"bootstrap.servers": AWAY}, [m for m in messages if m.topic == stuck], size))
+        return [there[m.topic == stuck].pop(0) for m in messages]
+
+    monkeypatch.setattr("jobs.tasks.deliver", partly)
+
+    def ask(topic, key=None):
+        send = {"topic": topic, "value": "v", **({"key": key} if key else {})}
+        return 0, "k", {"due": iso(T0), "send": send}, control("task")
+
+    d.say(
+        *(ask(topic) for topic in (compact, taken, clash, stuck)),
+        ask(compact, "k"),
+        ask(taken),
+        (0, "a", "up"),
+        (0, "b", "up"),
+    )
+    with pytest.raises(TopicUnavailable, match=stuck):
+        d.at(1)
+    assert len(d.sent("asked")) == 2 and [key for _, _, key, _ in d.sent("compact")] == ["k"]
+    rows = [d.table()[f"{d.topic}:0:{offset}"] for offset in range(6)]
+    assert [row["status"] for row in rows] == ["failed", "sent", "failed", "waiting", "sent", "sent"]
+    assert "cla.sh" in rows[2]["reason"] and compact in rows[0]["reason"]
+    rest = d.tasks.rests["topic", stuck]
+    assert rest.failures == 1
+    d.tasks.rests["topic", stuck] = rest._replace(until=float("inf"))  # it is of two seconds
+
+    day = (dt.datetime(2023, 11, 15, 6, 30, tzinfo=dt.timezone.utc).timestamp() - T0 / 1e6) / 60
+    assert d.at(day + 1) == 1 and [key for _, _, key, _ in d.sent("compact")][1:] == ["b"], "a's has no key"
+    assert "1 messages were refused" in d.table()["daily"]["reason"]
 
 
 def test_what_is_wrong_with_a_task_is_a_reason_in_the_quarantine(devices, spark):
