@@ -41,6 +41,7 @@ class Jobs:
     def __init__(self, config: Config, parts: tuple[str, ...] = PARTS, spark_log: Path | None = None) -> None:
         self.config, self.parts = config, parts
         self.stopping = threading.Event()
+        self.at_work = False  # until then there is nothing to finish
         self.failure: BaseException | None = None
         self.ingests: list[Ingest] = []
         began = time.monotonic()
@@ -72,6 +73,7 @@ class Jobs:
 
     def _run(self, once: bool) -> None:
         if self.parts == ("maintain",):
+            self.at_work = True
             self._maintain(once)
             return
         self.ingests = (
@@ -91,8 +93,7 @@ class Jobs:
             if self.config.tasks is not None and "tasks" in self.parts
             else [],
         }
-        if self.stopping.is_set():
-            return
+        self.at_work = True
         if once:
             for ingest in self.ingests:
                 ingest.run(once=True)
