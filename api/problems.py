@@ -27,6 +27,7 @@ TITLES = {
     "unknown-position": "The changelog has no such position",
     "no-tasks": "There are no tasks",
     "unknown-task": "There is no such task",
+    "topic-not-allowed": "Tasks may not be asked to send to this topic",
     "not-waiting": "The task does not wait any more",
     "changes-gone": "The changes since then are gone",
     "not-yet": "The write is not visible yet",

@@ -17,6 +17,7 @@ import threading
 import time
 from contextlib import closing
 from functools import partial
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING
@@ -87,12 +88,14 @@ class Worker:
     def begin(self) -> None:
         """Start it, for the first time or in place of one that has ended."""
         self.process, self.due = self._make(), time.monotonic() + AGAIN_SECONDS
-        # Ctrl-C reaches all processes: it is this one that says when to stop.
-        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Ctrl-C reaches all processes: it is this one that says when to stop. It is blocked and not ignored, or one that comes now would
+        # be lost; and the tracker, which would unblock it, is started before.
+        resource_tracker.ensure_running()
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self.process.start()
         finally:
-            signal.signal(signal.SIGINT, handler)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _look_after(workers: list[Worker], stops: int) -> None:

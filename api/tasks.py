@@ -22,11 +22,11 @@ from api.schemas import Schema
 from api.stores import the_lake, the_rule
 from api.typed import conforming
 from api.writes import IDEMPOTENCY, UNSENT, key_of, set_of, writes, written
-from statehouse import kafka
+from statehouse import kafka, topics
 from statehouse.config import Config, Store
 from statehouse.fold import Rule
 from statehouse.headers import OP_HEADER, STORE_HEADER
-from statehouse.values import TOPIC_NAME, milliseconds
+from statehouse.values import milliseconds
 
 tasks = Blueprint("tasks", __name__)
 STATUSES = ["waiting", "sent", "cancelled", "failed"]
@@ -64,13 +64,15 @@ def _asked(here: Place) -> Schema:
     stores = [(p, p.rule, {"store": _store(p), "key": key_of(p)}) for p in found if p.rule]  # whose types are known
     waits = [answers.record({**key, "value": schemas.value(rule.value_type)}) for _, rule, key in stores]
     sets = [answers.record({**key, "value": set_of(p)["properties"]["value"]}) for p, _, key in stores]
-    send = answers.record(
-        {"topic": schemas.matching(TOPIC_NAME), "key": schemas.TEXT, "value": schemas.ANY}, optional=("key", "value")
-    )
+    whole = {"key": schemas.TEXT, "value": schemas.ANY}
+    names = topics.askable(here.config.askable_topics)
+    sends = [schemas.matching(names, maxLength=topics.LONGEST)] if names else []
     when = [{"due": schemas.value("TIMESTAMP")}, {"after": schemas.matching(DURATION)}]
-    what = [{"send": send}, *([{"set": {"anyOf": sets}}] if sets else [])]
+    what = [{"send": answers.record({"topic": topic, **whole}, optional=tuple(whole))} for topic in sends]
+    what += [{"set": {"anyOf": sets}}] if sets else []
     wait: dict[str, Schema] = {"while": {"anyOf": waits}} if waits else {}
-    return {"anyOf": [answers.record({**a, **b, **wait}, optional=("while",)) for a in when for b in what]}
+    either = [answers.record({**a, **b, **wait}, optional=("while",)) for a in when for b in what]
+    return {"anyOf": either} if either else {"not": {}}
 
 
 def _store(here: Place) -> Schema:
@@ -114,7 +116,11 @@ def list_tasks() -> Response:
     headers=[IDEMPOTENCY],
     body=Body('such as {"after": "5 minutes", "send": {"topic": "alerts", "value": "look"}}', JSON, _asked),
     answers={202: Answer("Kafka has acknowledged it", {JSON: TAKEN})},
-    problems={404: NO_TASKS, **UNSENT},
+    problems={
+        403: "tasks may not be asked to send to this topic, or the token does not allow it",
+        404: NO_TASKS,
+        **UNSENT,
+    },
 )
 def post_task() -> Response:
     """Ask for a task: a message to a topic, or a set, at a time or after one, where it is asked for only while a key has a value."""
@@ -161,11 +167,11 @@ def post_task() -> Response:
 def delete_task(id: str) -> Response:
     """Cancel a task by its id, percent-encoded."""
     config = _config()
-    topics = {stream.topic for stream in config.streams.values()}
+    streamed = {stream.topic for stream in config.streams.values()}
     row = the_lake().task(id)
-    asked = re.fullmatch(rf"({TOPIC_NAME}):([0-9]{{1,9}}):[0-9]{{1,18}}", id)
+    asked = re.fullmatch(rf"({topics.NAME}):([0-9]{{1,9}}):[0-9]{{1,18}}", id)
     partition = None
-    if asked and asked[1] in topics:  # it may not be in the table yet; after it in the same partition it is known
+    if asked and asked[1] in streamed:  # it may not be in the table yet; after it in the same partition it is known
         topic, partition, key = asked[1], int(asked[2]), ""
         if partition not in kafka.partitions(config.kafka, topic):
             raise _unknown(id)
@@ -206,9 +212,11 @@ def _due(body: Mapping[str, Any]) -> str:
 def _send(send: Any) -> dict[str, Any]:
     if not isinstance(send, dict) or not {"topic"} <= set(send) <= {"topic", "key", "value"}:
         raise refused("bad-body", exact.dumps(send)[:100], "a topic, with or without a key and a value", at="send")
-    if not isinstance(send["topic"], str) or not re.fullmatch(TOPIC_NAME, send["topic"]):
-        found = exact.dumps(send["topic"])[:100]
-        raise refused("bad-body", found, "letters, digits, '.', '_' and '-', 249 at most", at="send.topic")
+    if not topics.is_possible(send["topic"]):
+        raise refused("bad-body", exact.dumps(send["topic"])[:300], topics.POSSIBLE, at="send.topic")
+    if expected := topics.expected_instead(send["topic"], _config().askable_topics):
+        kind, status = ("bad-body", 400) if send["topic"].startswith(topics.INTERNAL) else ("topic-not-allowed", 403)
+        raise Problem(status, kind, f"send.topic: found {exact.dumps(send['topic'])}, expected {expected}")
     if not isinstance(send.get("key", ""), str):
         raise refused("bad-body", exact.dumps(send["key"])[:100], "a string", at="send.key")
     return send

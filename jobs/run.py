@@ -44,6 +44,7 @@ class Jobs:
     def __init__(self, config: Config, parts: tuple[str, ...] = PARTS, spark_log: Path | None = None) -> None:
         self.config, self.parts = config, parts
         self.stopping = threading.Event()
+        self.at_work = False  # until then there is nothing to finish
         self.failure: BaseException | None = None
         self.ingests: dict[str, Ingest] = {}  # by stream
         began = time.monotonic()
@@ -75,11 +76,13 @@ class Jobs:
 
     def _run(self, once: bool) -> None:
         if self.parts == ("maintain",):
+            self.at_work = True
             self._maintain(once)
             return
         attempts = {part: Attempts(self.config, part) for part in self.parts if part != "maintain"}
         merges = [Merge(self.spark, self.config, s) for s in self.config.stores.values() if "merge" in self.parts]
         senders = self._senders(0 if once else self.config.merge_every / 1000)
+        self.at_work = True
         if self.stopping.is_set():
             return
         if once:

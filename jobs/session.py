@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -10,10 +12,12 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from pyspark import java_gateway
 from pyspark.sql import DataFrame, SparkSession
 
 from jobs import databricks
 from jobs.classes import archive_for
+from statehouse import stopping
 from statehouse.config import Config
 from statehouse.errors import LakeBusy
 from statehouse.places import spark_settings
@@ -48,6 +52,7 @@ def session(app: str, log: Path | None = None, root: str = "", **settings: str) 
         if made["spark.master"].startswith("local"):
             archive = archive_for(made)
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # which has what the workers need
+            made.setdefault("spark.python.daemon.module", "jobs.daemon")
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
         made.setdefault("spark.sql.warehouse.dir", str(log.parent / "warehouse"))  # not a folder wherever one stands
@@ -55,8 +60,12 @@ def session(app: str, log: Path | None = None, root: str = "", **settings: str) 
     for name, value in (archive.settings(made) if archive else made).items():
         builder = builder.config(name, value)
     # The JVM is started here and keeps these as its own.
-    with _home(archive.home) if archive else nullcontext(), _redirected(log) if log else nullcontext():
-        return builder.getOrCreate()
+    home, console = _home(archive.home) if archive else nullcontext(), _redirected(log) if log else nullcontext()
+    with _sheltered(), home, console:
+        spark = builder.getOrCreate()
+    # It would print a stack where the JVM ends first, as it does when this process waits for it.
+    spark.sparkContext._accumulatorServer.handle_error = lambda *_: None  # type: ignore
+    return spark
 
 
 def sql(spark: SparkSession, query: str, **views: DataFrame) -> DataFrame:
@@ -74,6 +83,30 @@ def _home(folder: Path) -> Iterator[None]:
         yield
     finally:
         del os.environ["SPARK_HOME"]
+
+
+@contextmanager
+def _sheltered() -> Iterator[None]:
+    """The JVM that is started meanwhile is a :class:`_Jvm`."""
+    java_gateway.Popen = _Jvm  # type: ignore
+    try:
+        yield
+    finally:
+        java_gateway.Popen = subprocess.Popen  # type: ignore
+
+
+class _Jvm(subprocess.Popen):
+    """Spark's JVM. Signals that are sent to all processes at once are for Python, which finishes what is in hand; the JVM ends with
+    it, however that ends, as it reads its pipe. (pyspark keeps Ctrl-C from it only.)"""
+
+    def __init__(self, command: list[str], **settings: Any) -> None:
+        stopping.children.append(self)
+        super().__init__(command, **{**settings, "preexec_fn": _ignore_signals})
+
+
+def _ignore_signals() -> None:
+    for number in stopping.SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 class _redirected:

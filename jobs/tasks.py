@@ -18,30 +18,32 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import itertools
 import json
 import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from delta.tables import DeltaTable as SparkTable
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from jobs import feed, send
+from jobs.deliver import PATIENCE, Message, deliver
+from jobs.guard import TRY
 from jobs.lake import create, next_offsets
 from jobs.publish import key_text
 from jobs.rules import rule_of, visible
 from jobs.send import JSON_OPTIONS, Sent
 from jobs.session import fresh
 from jobs.steps import PLACE, STEP, Steps
-from statehouse import kafka
+from statehouse import kafka, topics
 from statehouse.config import Config, Store, Task
-from statehouse.errors import KafkaUnavailable
+from statehouse.errors import KafkaUnavailable, StatehouseError, TopicRefused, TopicUnavailable, first_line
 from statehouse.fold import Rule, literal, quoted, value_of
 from statehouse.headers import OP_HEADER, STORE_HEADER, TASK_HEADER, TASK_OPERATIONS
 from statehouse.tables import (
@@ -61,7 +63,7 @@ from statehouse.values import next_time
 log = logging.getLogger("statehouse")
 Row = dict[str, Any]
 AT_ONCE = 1000  # messages that are sent between two commits
-PATIENCE = 30.0  # seconds for Kafka to take them
+MOST_REST = 120.0  # seconds until what could not be sent is tried again
 AGAIN = 1.0  # seconds until Kafka is asked again how far it is
 MESSAGE = ("topic", "message_key", "message", "set")  # what is sent, of the table's columns
 NOTHING = "none yet"
@@ -106,6 +108,13 @@ def keyed(rows: DataFrame, rule: Rule) -> DataFrame:
     return rows.withColumn("_key", F.expr(key_text(rule)))
 
 
+class Rest(NamedTuple):
+    """What could not be sent is left alone ``until`` a time of the monotonic clock, after so many ``failures`` on end."""
+
+    until: float
+    failures: int
+
+
 class Tasks:
     """The tasks of a lake. ``now`` gives seconds since 1970; ``every`` is how many there are between two looks at the states."""
 
@@ -123,6 +132,7 @@ class Tasks:
         self.next_due: dt.datetime | None = None
         self.asked: set[str] = set()  # the stores that somebody's tasks wait for
         self.topics: dict[str, int] = {}  # that are known to be there, and the most bytes that a message may have
+        self.rests: dict[tuple[str, str], Rest] = {}  # of ("topic", its name) and ("task", its id)
         self.tidied = self.looked = self.tried = float("-inf")
 
     def round(self) -> Sent | None:
@@ -377,7 +387,7 @@ class Tasks:
             "key AS _key", "id AS _id", "since AS _since", "due AS _due", "status AS _status", "sent AS _sent",
             "struct(message_key, message) AS _was",
         )  # fmt: skip
-        holds = F.expr(f"coalesce(_present AND ({task.when or 'TRUE'}), FALSE)")
+        holds = F.expr(f"coalesce(_present AND {TRY.format(task.when or 'TRUE')}, FALSE)")
         steps.withColumn("_holds", holds).join(last, "_key", "left").createOrReplaceTempView("steps")
         row = ", ".join(map(quoted, rule.state_columns))
         runs = self.spark.sql(f"""
@@ -488,19 +498,33 @@ class Tasks:
         waiting = f"status = 'waiting' AND due <= to_timestamp_micros({int(now * 1_000_000)})"
         due = select(DeltaTable(self.path), f"SELECT * FROM found WHERE {waiting} ORDER BY due, id")
         until = {stream: self._known_until(stream) for stream in {row["stream"] for row in due}}
-        ready = [row for row in due if row["due"].timestamp() < until[row["stream"]]]
+        ready = [row for row in due if row["due"].timestamp() < until[row["stream"]] and not self._rests(row)]
         self.tried = float("-inf") if len(ready) == len(due) else self.tried
-        count, failed = 0, []
+        count: int = 0
+        failed: list[StatehouseError] = []
         while ready:
             length = next((i for i, row in enumerate(ready) if self._is_daily(row)), len(ready))
             part, ready = ready[: max(1, min(length, AT_ONCE))], ready[max(1, min(length, AT_ONCE)) :]
-            try:
-                count += self._send_daily(part[0], at) if length == 0 else self._send_rows(part, at)
-            except KafkaUnavailable as error:  # perhaps of one topic only
-                failed.append(error)
+            if length:
+                sent, delays = self._send_rows(part, at)
+            else:
+                sent, delays = self._try_daily(part[0], at)
+            count, failed = count + sent, [*failed, *delays]
+            ready = [row for row in ready if not self._rests(row)] if delays else ready
         if failed:
             raise failed[0]
         return count
+
+    def _rests(self, row: Row) -> bool:
+        found = (self.rests.get(place) for place in (("topic", row["topic"]), ("task", row["id"])))
+        return any(rest is not None and time.monotonic() < rest.until for rest in found)
+
+    def _delay(self, kind: str, name: str) -> None:
+        """Leave a topic or a task alone for a while, as it cannot be sent to, or sent: the others do not wait for it in each round."""
+        failures = self.rests[kind, name].failures + 1 if (kind, name) in self.rests else 1
+        self.rests[kind, name] = Rest(time.monotonic() + min(2.0**failures, MOST_REST), failures)
+        if kind == "topic":
+            self.topics.pop(name, None)  # perhaps it is not there any more
 
     def _is_daily(self, row: Row) -> bool:
         return row["task"] is not None and row["key"] is None
@@ -519,49 +543,60 @@ class Tasks:
         return kafka.first_time(self.config.kafka, stream.topic, offsets, PATIENCE)
 
     def _largest(self, topic: str) -> int:
-        """The most bytes that a message of a topic may have; the topic is made where it is not there."""
+        """The most bytes that a message of a topic may have; the topic is made where it is not there. Raises KafkaUnavailable, as one
+        of its kinds where it is about this topic alone."""
         if topic not in self.topics:
-            kafka.create_topic(self.config.kafka, topic)
+            if not kafka.partitions(self.config.kafka, topic):  # who may send to it need not be allowed to make it
+                kafka.create_topic(self.config.kafka, topic)
             self.topics[topic] = int(kafka.topic_settings(self.config.kafka, topic)["max.message.bytes"])
         return self.topics[topic]
 
-    def _send_rows(self, rows: Sequence[Row], at: dt.datetime) -> int:
-        largest = {topic: self._largest(topic) for topic in {row["topic"] for row in rows}}
-        refused: dict[str, str] = {}
-        failed: list[KafkaError] = []
-        settings = {"partitioner": "murmur2_random", **kafka.librdkafka(self.config.kafka), "enable.idempotence": True}
-        limits = {
-            "message.timeout.ms": int(PATIENCE * 1000),
-            "message.max.bytes": 100_000_000,
-            "batch.size": min(largest.values()),  # a batch that is too long would be refused as a whole
-        }
-        producer = Producer({**settings, **limits})
+    def _refusal(self, row: Row) -> str | None:
+        """Why a task cannot be sent whatever Kafka says: it was asked for when the file allowed it."""
+        if row["topic"] is None:
+            return "found no topic: the store that it sets is not in the file any more"
+        if row["task"] is not None or row["set"] is not None:
+            return None
+        expected = topics.expected_instead(row["topic"], self.config.askable_topics)
+        return expected and f"{row['topic']}: expected {expected}"
 
-        def took(row: Row, error: KafkaError | None) -> None:
-            if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-                refused[row["id"]] = f"{row['topic']}: {error.str()}"
-            elif error is not None:
-                failed.append(error)
-
-        for row in rows:
-            number = f"#{row['sent']}" if row["sent"] else ""
-            named: dict[str, str | bytes | None] = {TASK_HEADER: f"{row['id']}{number}"}
-            if row["set"]:
-                named |= {OP_HEADER: "set", STORE_HEADER: row["set"]}
-
-            def delivered(error: KafkaError | None, _message: Message, row: Row = row) -> None:
-                took(row, error)
-
+    def _send_rows(self, rows: Sequence[Row], at: dt.datetime) -> tuple[int, list[StatehouseError]]:
+        """Send the messages of some tasks, and commit what became of each; how many were sent, and why a topic took none for now:
+        what was for it waits. Raises KafkaUnavailable."""
+        refused = {row["id"]: reason for row in rows if (reason := self._refusal(row))}
+        delays: dict[str, str] = {}  # by topic
+        for topic in dict.fromkeys(row["topic"] for row in rows if row["id"] not in refused):
             try:
-                producer.produce(row["topic"], row["message"], row["message_key"], headers=named, on_delivery=delivered)
-            except KafkaException as error:
-                took(row, error.args[0])
-        left = producer.flush(PATIENCE + 5)
-        if failed or left:
-            where = f"Kafka at {self.config.kafka.get('bootstrap.servers')}"
-            raise KafkaUnavailable(f"{where}: {failed[0].str() if failed else 'no acknowledgement'}")
-        self._commit([self._sent(row, at, refused.get(row["id"])) for row in rows])
-        return len(rows) - len(refused)
+                self._largest(topic)
+            except TopicRefused as error:
+                refused |= {row["id"]: str(error) for row in rows if row["topic"] == topic}
+            except TopicUnavailable as error:
+                delays[topic] = str(error)
+        sent = [row for row in rows if row["id"] not in refused and row["topic"] not in delays]
+        if sent:
+            largest = min(self.topics[row["topic"]] for row in sent)
+            outcomes = deliver(self.config.kafka, [self._message(row) for row in sent], largest)
+            refused |= {row["id"]: o.refused for row, o in zip(sent, outcomes, strict=True) if o.refused}
+            delays |= {row["topic"]: o.delayed for row, o in zip(sent, outcomes, strict=True) if o.delayed}
+            sent = [row for row, o in zip(sent, outcomes, strict=True) if not o.delayed]
+        taken = {row["id"] for row in sent}
+        done = [row for row in rows if row["id"] in taken or row["id"] in refused]
+        if done:
+            self._commit([self._sent(row, at, refused.get(row["id"])) for row in done])
+        for row in done:
+            if row["topic"] not in delays:
+                self.rests.pop(("topic", row["topic"]), None)
+        count = sum(row["id"] not in refused for row in done)
+        for topic in delays:
+            self._delay("topic", topic)
+        return count, [TopicUnavailable(reason) for reason in delays.values()]
+
+    def _message(self, row: Row) -> Message:
+        number = f"#{row['sent']}" if row["sent"] else ""
+        headers: dict[str, str | bytes | None] = {TASK_HEADER: f"{row['id']}{number}"}
+        if row["set"]:
+            headers |= {OP_HEADER: "set", STORE_HEADER: row["set"]}
+        return Message(row["topic"], row["message_key"], row["message"], headers)
 
     def _sent(self, row: Row, at: dt.datetime, refused: str | None = None) -> Row:
         """A row after it was sent: it is over, or waits for the next time."""
@@ -588,8 +623,26 @@ class Tasks:
         merge.when_matched_update({c: f"s.{c}" for c in source.column_names if c != "id"}).execute()
         self._await()
 
+    def _try_daily(self, row: Row, at: dt.datetime) -> tuple[int, list[StatehouseError]]:
+        """Send a message for each key that is so now; how many, and why it could not be done for now."""
+        try:
+            count = self._send_daily(row, at)
+        except TopicRefused as error:
+            self._commit([self._sent(row, at, str(error))])
+            return 0, []
+        except TopicUnavailable as error:
+            self._delay("topic", row["topic"])
+            return 0, [error]
+        except KafkaUnavailable:
+            raise
+        except Exception as error:  # what Spark says of the rule's expressions
+            self._delay("task", row["id"])
+            return 0, [StatehouseError(f"{row['task']}: {first_line(error)}")]
+        for place in (("topic", row["topic"]), ("task", row["id"])):
+            self.rests.pop(place, None)
+        return count, []
+
     def _send_daily(self, row: Row, at: dt.datetime) -> int:
-        """Send a message for each key that is so now."""
         assert self.said
         task = self.tasks[row["task"]]
         rule, version = self.rules[task.store], self.said["stores"][task.store]["version"]
@@ -609,10 +662,30 @@ class Tasks:
         try:
             largest = self._largest(row["topic"])
             count, long = messages.select(F.count("*"), F.count_if(send.size() > largest)).collect()[0]
-            if count > long:
-                send.send(messages.where(send.size() <= largest), self.config, row["topic"], largest)
+            short = messages.where(send.size() <= largest)
+            refused: list[str] = []
+            try:
+                if count > long:
+                    send.send(short, self.config, row["topic"], largest)
+            except Exception:  # of one message, or of all: which is told one by one
+                refused = self._deliver(short, row["topic"], largest)
         finally:
             messages.unpersist()
-        said = f"{long} messages are longer than the {largest} bytes that {row['topic']} takes" if long else None
-        self._commit([{**self._sent(row, at), "reason": said}])
-        return int(count - long)
+        reasons = [f"{long} messages are longer than the {largest} bytes that {row['topic']} takes"] if long else []
+        reasons += [f"{len(refused)} messages were refused: {refused[0]}"] if refused else []
+        self._commit([{**self._sent(row, at), "reason": "; ".join(reasons) or None}])
+        return int(count - long - len(refused))
+
+    def _deliver(self, messages: DataFrame, topic: str, largest: int) -> list[str]:
+        """Send rows of key, value and headers one by one; why some were refused. Raises TopicUnavailable."""
+        refused: list[str] = []
+        rows = messages.toLocalIterator()
+        while part := list(itertools.islice(rows, AT_ONCE)):
+            made = [
+                Message(topic, r["key"], r["value"], {h["key"]: bytes(h["value"]) for h in r["headers"]}) for r in part
+            ]
+            outcomes = deliver(self.config.kafka, made, largest)
+            if delayed := [o.delayed for o in outcomes if o.delayed]:
+                raise TopicUnavailable(delayed[0])
+            refused += [o.refused for o in outcomes if o.refused]
+        return refused

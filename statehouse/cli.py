@@ -1,20 +1,23 @@
-"""The ``statehouse`` command: the one place that knows both halves, and imports each only when asked for."""
+"""The ``statehouse`` command: the one place that knows both halves, and imports each only when asked for.
+
+What takes long to import is imported by the command that needs it, when the signals have their handler.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import logging
-import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from statehouse import config as configuration
-from statehouse import logs
+from statehouse import logs, stopping
 from statehouse.errors import ConfigError, StatehouseError
 from statehouse.places import remote
-from statehouse.yaml_file import read_yaml
+
+if TYPE_CHECKING:
+    from statehouse.config import Config
 
 EXAMPLES = """examples:
   statehouse check                       is statehouse.yaml right? names the line that is not
@@ -97,6 +100,8 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Run a subcommand; the exit code. 1: failed, 2: the file or the command line is wrong."""
     arguments = parser().parse_args(argv)
+    if COMMANDS[arguments.command] in UNTIL_STOPPED:
+        stopping.on_signals(stopping.leave)
     logs.to_stderr()
     for noisy in ("py4j", "DataFrameQueryContextLogger", "SQLQueryContextLogger"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
@@ -112,11 +117,13 @@ def main(argv: list[str] | None = None) -> int:
 def entry_point() -> None:
     """The command as an installed script, and as a task of Databricks, to which what :func:`main` gives back is nothing, and any
     ``sys.exit`` a failure, also one with 0."""
-    if code := main():
+    with stopping.no_child_left():
+        code = main()
+    if code:
         sys.exit(code)
 
 
-def _spark_log(config: configuration.Config) -> Path:
+def _spark_log(config: Config) -> Path:
     folder = Path(config.root) if not remote(config.root) else Path.cwd()
     return folder / "_logs" / "spark.log"
 
@@ -126,6 +133,8 @@ def _check(arguments: argparse.Namespace) -> int:
     from jobs.law import counterexample
     from jobs.rules import problems, rule_of
     from jobs.session import session
+    from statehouse import config as configuration
+    from statehouse.yaml_file import read_yaml
 
     path = configuration.chosen(arguments.config)
     config = configuration.load(path)
@@ -155,6 +164,8 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _jobs(arguments: argparse.Namespace) -> None:
+    from statehouse import config as configuration
+
     config = configuration.load(arguments.config)
     from jobs.run import PARTS, Jobs
 
@@ -162,15 +173,18 @@ def _jobs(arguments: argparse.Namespace) -> None:
     jobs = Jobs(config, parts, _spark_log(config))
 
     def stop(_number: int, _frame: object) -> None:
+        if not jobs.at_work:
+            stopping.leave()
         logging.getLogger("statehouse").info("stopping: finishing what is in hand")
         jobs.stop()
 
-    for number in (signal.SIGTERM, signal.SIGINT):  # after Spark's own handler, which would tear down the batch in hand
-        signal.signal(number, stop)
+    stopping.on_signals(stop)  # after Spark's own handler, which would tear down the batch in hand
     jobs.run(arguments.once)
 
 
 def _load(arguments: argparse.Namespace) -> None:
+    from statehouse import config as configuration
+
     config = configuration.load(arguments.config)
     if arguments.stream not in config.streams:
         raise ConfigError(f"found the stream {arguments.stream!r}, expected one of {', '.join(config.streams)}")
@@ -186,6 +200,8 @@ def _load(arguments: argparse.Namespace) -> None:
 
 
 def _recover(arguments: argparse.Namespace) -> None:
+    from statehouse import config as configuration
+
     config = configuration.load(arguments.config)
     name = arguments.store
     store = configuration.rule_file(arguments.rule, config, name) if arguments.rule else config.stores.get(name)
@@ -218,6 +234,8 @@ def _recover(arguments: argparse.Namespace) -> None:
 
 
 def _erase(arguments: argparse.Namespace) -> None:
+    from statehouse import config as configuration
+
     config = configuration.load(arguments.config)
     store = config.stores.get(arguments.store)
     if store is None:
@@ -241,6 +259,7 @@ def _erase(arguments: argparse.Namespace) -> None:
 
 def _serve(arguments: argparse.Namespace) -> int:
     from api.server import serve
+    from statehouse import config as configuration
 
     return serve(configuration.load(arguments.config), arguments.host, arguments.port, arguments.workers)
 
@@ -252,6 +271,7 @@ def _broker(arguments: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> None:
+    from statehouse import config as configuration
     from statehouse.status import (
         failing_status,
         published_status,
@@ -304,6 +324,9 @@ COMMANDS = {
     "broker": _broker,
     "status": _status,
 }
+
+
+UNTIL_STOPPED = {_jobs, _serve, _broker}
 
 
 def _table(of: str, columns: tuple[str, ...], rows: list[dict[str, Any]]) -> None:

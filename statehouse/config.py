@@ -48,6 +48,7 @@ from statehouse.values import (
     Origin,
     Schema,
     Topic,
+    TopicPatterns,
     Window,
     milliseconds,
     parse_expression,
@@ -58,6 +59,7 @@ from statehouse.values import (
 from statehouse.yaml_file import YamlFile, parse_yaml, read_yaml
 
 DEFAULT_FILE = "statehouse.yaml"
+TASK_TOPICS = "tasks.topics"  # the alias, which is also its place in the file
 ISOLATION, ISOLATION_LEVELS = "isolation.level", ("read_committed", "read_uncommitted")
 
 
@@ -118,6 +120,7 @@ class Stream(_Model):
     cluster_by: Annotated[list[str], OneOrMore, Field(max_length=4)] = Field(default_factory=list)
 
     _lookups: tuple[Lookup, ...] = PrivateAttr(())
+    _askable_topics: tuple[str, ...] = PrivateAttr(())
 
     @cached_property
     def columns(self) -> list[Column]:
@@ -128,6 +131,11 @@ class Stream(_Model):
     def lookups(self) -> tuple[Lookup, ...]:
         """What its events are joined with."""
         return self._lookups
+
+    @property
+    def askable_topics(self) -> tuple[str, ...]:
+        """Patterns of the topics that a task which is asked for in it may send to."""
+        return self._askable_topics
 
     @property
     def known(self) -> list[Column]:
@@ -384,6 +392,7 @@ class Config(_Model):
     stores: dict[Name, Store] = Field(default_factory=dict)
     routes: dict[Name, Route] = Field(default_factory=dict)
     tasks: dict[Name, Task] | None = None  # {}: no rules, but tasks that are asked for
+    task_topics: TopicPatterns | None = Field(default=None, alias="tasks.topics")  # stands among the rules, as `topics`
     merge_every: Duration = 5000
     tombstones: Duration = 7 * UNITS["day"]
     maintain_every: Annotated[Duration, Field(ge=1)] = 10 * UNITS["minute"]
@@ -400,6 +409,10 @@ class Config(_Model):
     @model_validator(mode="before")
     @classmethod
     def _names(cls, data: Any) -> Any:
+        tasks = data.get("tasks") if isinstance(data, dict) else None
+        if isinstance(tasks, dict) and "topics" in tasks:
+            rules = {name: rule for name, rule in tasks.items() if name != "topics"}
+            data = {**data, "tasks": rules, TASK_TOPICS: tasks["topics"]}
         for section in ("streams", "lookups", "stores", "routes", "tasks"):
             entries = data.get(section) if isinstance(data, dict) else None
             if isinstance(entries, dict):
@@ -427,14 +440,25 @@ class Config(_Model):
             raise ValueError(f"found {found[0]!r} in {root!r}, expected a path without # % ? * [ ] {{ }}")
         return root
 
+    @property
+    def askable_topics(self) -> tuple[str, ...]:
+        """Patterns of the topics that tasks may be asked to send to: by default what the task rules and the routes name. What is
+        published is not among them: it is for the states alone."""
+        if self.task_topics is not None:
+            return tuple(self.task_topics)
+        sends = [task.send.topic for task in (self.tasks or {}).values() if task.send]
+        routed = [route.to.topic for route in self.routes.values() if route.to.topic]
+        return tuple(dict.fromkeys([*sends, *routed]))
+
     def stores_of(self, stream: str) -> list[Store]:
         """The stores that a stream feeds, in the file's order."""
         return [s for s in self.stores.values() if s.stream == stream]
 
 
 def _attached(config: Config) -> Config:
-    """The same, whose streams know their lookups."""
+    """The same, whose streams know their lookups, and where tasks may send to."""
     for stream in config.streams.values():
+        stream._askable_topics = config.askable_topics
         stream._lookups = tuple(lookup for lookup in config.lookups.values() if lookup.stream == stream.name)
     return config
 
@@ -572,6 +596,8 @@ def _complaint(path: Path, document: YamlFile, error: Mapping[str, Any]) -> str:
     where = tuple(
         p for p in error["loc"] if p != "[key]" and not str(p).startswith(("function-", "list[", "constrained-", "<"))
     )
+    if where[:1] == (TASK_TOPICS,):
+        where = (*TASK_TOPICS.split("."), *where[1:])
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
         model: Any = {
@@ -585,7 +611,7 @@ def _complaint(path: Path, document: YamlFile, error: Mapping[str, Any]) -> str:
         }.get(str(where[0]) if len(where) > 1 else "", Config)
         parts = {"reduce": Own, "to": Target, "publish": Publish, "send": Send, "set": SetKey}
         model = next((parts[str(part)] for part in where[2:-1] if part in parts), model)
-        known = sorted({f.alias or n for n, f in model.model_fields.items() if n != "name"})
+        known = sorted({f.alias or n for n, f in model.model_fields.items()} - {"name", TASK_TOPICS})
         message = f"found {where[-1]!r}, expected one of {', '.join(known)}"
     elif error["type"] == "missing":
         message = f"found no {where[-1]!r}, expected one"

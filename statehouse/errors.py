@@ -26,6 +26,15 @@ class KafkaUnavailable(StatehouseError):
     """Kafka did not answer: start it, or correct ``kafka: bootstrap.servers``; then try again."""
 
 
+class TopicUnavailable(KafkaUnavailable):
+    """Kafka answers, and cannot use a topic for now, such as one of which too few replicas are there: it is tried again. Look at the
+    topic."""
+
+
+class TopicRefused(KafkaUnavailable):
+    """Kafka refuses a topic, and would again: a name that it does not take, no permission, a policy. Use another topic, or permit it."""
+
+
 class TopicRecreated(StatehouseError):
     """A topic is not the one that the changelog's position is of: it was deleted and made again, so that its
     coordinates name other events now. Give the stream a new name (or another topic)."""

@@ -10,12 +10,59 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollectio
 from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
-from statehouse.errors import KafkaUnavailable
+from statehouse.errors import KafkaUnavailable, TopicRefused, TopicUnavailable
 
 # A record's own time counts in these years. Before them Spark takes it for one of another calendar, after them it is no time in JSON.
 FIRST_TIME, LAST_TIME = "1583-01-01 00:00:00", "9999-12-31 23:59:59.999"
 FIRST_MS, LAST_MS = -12_212_553_600_000, 253_402_300_799_999
 URL_SAFE = str.maketrans("+/", "-_")  # as Kafka's own tools show ids
+# What a broker says and passes by itself, as the protocol has it (or when a broker comes back), and what is about the client as a
+# whole: its credentials, its numbers as an idempotent producer, its version.
+PASSING = {
+    KafkaError.INVALID_MSG,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.BROKER_NOT_AVAILABLE,
+    KafkaError.REPLICA_NOT_AVAILABLE,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.NOT_ENOUGH_REPLICAS,
+    KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    KafkaError.INVALID_REPLICATION_FACTOR,
+    KafkaError.NOT_CONTROLLER,
+    KafkaError.KAFKA_STORAGE_ERROR,
+    KafkaError.LOG_DIR_NOT_FOUND,
+    KafkaError.REASSIGNMENT_IN_PROGRESS,
+    KafkaError.LISTENER_NOT_FOUND,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.STALE_BROKER_EPOCH,
+    KafkaError.THROTTLING_QUOTA_EXCEEDED,
+    KafkaError.UNKNOWN_TOPIC_ID,
+    KafkaError.INCONSISTENT_TOPIC_ID,
+    KafkaError.REBOOTSTRAP_REQUIRED,
+}
+OF_THE_CLIENT = {
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.UNSUPPORTED_SASL_MECHANISM,
+    KafkaError.ILLEGAL_SASL_STATE,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError.SECURITY_DISABLED,
+    KafkaError.UNSUPPORTED_VERSION,
+    KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    KafkaError.DUPLICATE_SEQUENCE_NUMBER,
+    KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError.INVALID_PRODUCER_ID_MAPPING,
+    KafkaError.UNKNOWN_PRODUCER_ID,
+    KafkaError.PRODUCER_FENCED,
+}
+# What this client says itself of what it was given to send; whatever else it says is about the connection.
+NOT_TO_BE_SENT = {
+    KafkaError._INVALID_ARG,
+    KafkaError._BAD_MSG,
+    KafkaError._INVALID_DIFFERENT_RECORD,  # another message of the batch is not to be sent
+}
 NO_ID = "A" * 22  # in base64, of a topic whose brokers know no ids: they are older than Kafka 2.8
 
 
@@ -41,6 +88,15 @@ def java(properties: dict[str, Any]) -> dict[str, str]:
 def usable_time(milliseconds: int) -> int | None:
     """A record's own time, since 1970; None where it is outside of the years 1583 to 9999: it is as if there were none."""
     return milliseconds if FIRST_MS <= milliseconds <= LAST_MS else None
+
+
+def is_refusal(error: KafkaError) -> bool:
+    """Whether this topic or this message is refused for its own sake, and would be again."""
+    if error.fatal() or error.retriable():
+        return False
+    if error.code() < KafkaError.UNKNOWN:  # of the client's own
+        return error.code() in NOT_TO_BE_SENT
+    return error.code() not in PASSING | OF_THE_CLIENT
 
 
 class Topic(NamedTuple):
@@ -84,13 +140,16 @@ def partitions(properties: dict[str, Any], topic: str, timeout: float = 10.0) ->
 
 def _unavailable(properties: dict[str, Any], error: KafkaException | KafkaError, what: str = "") -> KafkaUnavailable:
     reason = error.args[0] if isinstance(error, KafkaException) else error
-    return KafkaUnavailable(f"Kafka at {properties.get('bootstrap.servers')}: {what}{reason.str()}")
+    of_topic = TopicUnavailable if reason.code() in PASSING else KafkaUnavailable
+    kind = TopicRefused if is_refusal(reason) else of_topic
+    return kind(f"Kafka at {properties.get('bootstrap.servers')}: {what}{reason.str()}")
 
 
 def create_topic(
     properties: dict[str, Any], topic: str, settings: Mapping[str, str] | None = None, timeout: float = 10.0
 ) -> None:
-    """Create a topic with the broker's own defaults, but for some ``settings``, unless it is there. Raises :class:`KafkaUnavailable`."""
+    """Create a topic with the broker's own defaults, but for some ``settings``, unless it is there. Raises :class:`KafkaUnavailable`,
+    as one of its kinds where it is about this topic alone."""
     new = NewTopic(topic, num_partitions=-1, replication_factor=-1, config=dict(settings or {}))
     admin = AdminClient(librdkafka(properties))  # held by a name: the request dies with it
     try:

@@ -17,6 +17,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from statehouse import topics
 from statehouse.headers import OP_HEADER, REPORT, STORE_HEADER, TASK_OPERATIONS
 from statehouse.payload import SHOWN, Field, Refused, convert, decoder_of, micros_of, read_object, text_of
 from statehouse.types import ENCODED, FORMS, INTEGERS, Type, parse_type, type_or_none
@@ -25,7 +26,6 @@ if TYPE_CHECKING:  # executors have neither pydantic nor sqlglot
     from statehouse.config import Store, Stream
     from statehouse.fold import Rule
 
-TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 STRING = Type("STRING", "STRING")
 # Text beside the payload's columns: what the record does, to which store, as whom and with which value; the payload, and why it is refused.
 SAID = ("_op", "_store", "_agent", "_value", "_text", "_reason")
@@ -62,17 +62,19 @@ def decoder_for(
     fields = tuple(Field(column.name, parse_type(column.type), column.required) for column in stream.columns)
     known = {rule.store.name: rule for rule in rules}
     targets = tuple(target_of(store, known.get(store.name)) for store in stores)
-    return RecordDecoder(fields, targets, None if tasks is None else tuple(tasks))
+    return RecordDecoder(fields, targets, None if tasks is None else tuple(tasks), stream.askable_topics)
 
 
 @dataclass(frozen=True)
 class RecordDecoder:
-    """Of one stream: its ``fields``, the ``targets`` of its sets and purges, and the stores that a task may set (None: there are no
-    tasks here). It is sent to Spark's executors, and so holds nothing but plain values."""
+    """Of one stream: its ``fields``, the ``targets`` of its sets and purges, the stores that a task may set (None: there are no
+    tasks here), and patterns of the topics that one may send to. It is sent to Spark's executors, and so holds nothing but plain
+    values."""
 
     fields: tuple[Field, ...]
     targets: tuple[Target, ...] = ()
     tasks: tuple[str, ...] | None = None
+    topics: tuple[str, ...] = ()
 
     @property
     def schema(self) -> pa.Schema:
@@ -154,8 +156,10 @@ class RecordDecoder:
         wanted = setting.get("store") if isinstance(setting, dict) else None
         if (topic is None) == (wanted is None):
             raise Refused("a task without send.topic and set.store, or with both, expected one")
-        if topic is not None and not (isinstance(topic, str) and TOPIC.fullmatch(topic)):
-            raise Refused(f"send.topic: found {str(topic)[:300]}, expected letters, digits, . _ and -")
+        if topic is not None:
+            possible = topics.is_possible(topic)
+            if expected := topics.expected_instead(topic, self.topics) if possible else topics.POSSIBLE:
+                raise Refused(f"send.topic: found {str(topic)[:300]}, expected {expected}")
         if wanted is not None:
             if self.tasks is None or wanted not in self.tasks:
                 names = ", ".join(self.tasks or ()) or "none: no store can be set"

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import sqlglot
 from cronsim import CronSim, CronSimError
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator
 from sqlglot import exp
 
+from statehouse import topics
 from statehouse.types import check_name, parse_type
 
 UNITS = {
@@ -172,11 +173,34 @@ def parse_address(text: Any) -> tuple[str, int]:
     return found[1].strip("[]"), int(found[2])
 
 
+def _topic(name: str) -> str:
+    if not topics.is_possible(name):
+        raise ValueError(f"found {name!r}, expected {topics.POSSIBLE}")
+    return name
+
+
+def _topics(found: Any) -> Any:
+    if isinstance(found, dict):
+        raise ValueError(
+            "found a rule of this name, expected the topics that tasks may be asked to send to, such as [alerts, 'ops-*']: "
+            "give the rule another name"
+        )
+    return listed(found)
+
+
+def _topic_pattern(text: Any) -> str:
+    if not isinstance(text, str) or not re.fullmatch(topics.PATTERN, text):
+        raise ValueError(
+            f"found {text!r}, expected a topic, in which * is any text and ? any character, such as 'ops-*'"
+        )
+    return text
+
+
 Duration = Annotated[int, BeforeValidator(milliseconds)]
 Expression = Annotated[str, BeforeValidator(_expression)]
 Name = Annotated[str, AfterValidator(_name)]
-TOPIC_NAME = "[A-Za-z0-9._-]{1,249}"  # that Kafka takes
-Topic = Annotated[str, Field(pattern=f"^{TOPIC_NAME}$")]
+Topic = Annotated[str, AfterValidator(_topic)]
+TopicPatterns = Annotated[list[Annotated[str, BeforeValidator(_topic_pattern)]], BeforeValidator(_topics)]
 Instance = Annotated[str, AfterValidator(_instance)]
 Origin = Annotated[str, AfterValidator(_origin)]
 Schema = Annotated[str, AfterValidator(lambda s: parse_schema(s) and s)]

@@ -37,7 +37,7 @@ stores:
   prices: {{stream: s, key: m, value: d, reduce: first}}
   hours: {{stream: s, key: key, value: n, window: 1 hour, reduce: count}}
   fresh: {{stream: s, key: [key, n], value: n, reduce: sum}}    # never merged
-tasks: {{}}
+tasks: {{topics: [told, 'ops-*']}}
 """
 TOPIC = "tried.events"
 MAX_KEY = 4000

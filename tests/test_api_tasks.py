@@ -25,7 +25,7 @@ from tests.test_tasks import STATUS
 def made(lake, broker, spark):
     """A lake with a device that is down, its API, and what makes the jobs go round at a time."""
     topic = f"api-tasks-{os.getpid()}-{random.randrange(10**9)}"
-    config = lake(STATUS.format(topic=topic, rules="{}"), broker.bootstrap)
+    config = lake(STATUS.format(topic=topic, rules="{topics: ['*-told']}"), broker.bootstrap)
     now = [time.time()]
     tasks = Tasks(spark, config, lambda: now[0])
 
@@ -106,7 +106,7 @@ def offline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
     from statehouse.config import load
 
     folder = tmp_path_factory.mktemp("tasks")
-    text = "kafka: {bootstrap.servers: 127.0.0.1:1}\n" + STATUS.format(topic="t", rules="{}")
+    text = "kafka: {bootstrap.servers: 127.0.0.1:1}\n" + STATUS.format(topic="t", rules="{topics: [told, 'ops-*']}")
     (folder / "statehouse.yaml").write_text(
         text.replace("  acks:", "  hours: {stream: s, key: key, window: 1 hour, reduce: count}\n  acks:")
     )
@@ -115,7 +115,7 @@ def offline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
     app.extensions["statehouse"].replica.stop()
 
 
-SEND = {"topic": "t"}
+SEND = {"topic": "told"}
 
 
 @pytest.mark.parametrize(
@@ -129,6 +129,8 @@ SEND = {"topic": "t"}
         ({"after": "1 day", "send": SEND, "set": {}}, "found both, expected one of send and set"),
         ({"after": "1 day", "send": SEND, "what": 1}, "found the field 'what', expected one of due, after, while, send, set"),
         ({"after": "1 day", "send": {"topic": "a b"}}, 'send.topic: found "a b", expected letters'),
+        ({"after": "1 day", "send": {"topic": ".."}}, 'send.topic: found "..", expected letters'),
+        ({"after": "1 day", "send": {"topic": "__consumer_offsets"}}, "expected no topic of Kafka's own"),
         ({"after": "1 day", "send": {"key": "k"}}, 'send: found {"key":"k"}, expected a topic'),
         ({"after": "1 day", "send": {**SEND, "key": 1}}, "send.key: found 1, expected a string"),
         ({"after": "1 day", "set": {"store": "no", "key": "k", "value": 1}}, 'set.store: found "no", expected one of status, acks'),
@@ -143,6 +145,15 @@ SEND = {"topic": "t"}
 def test_what_is_wrong_is_refused_before_it_is_sent(offline: FlaskClient, body: dict, detail: str) -> None:
     answer = offline.post("/tasks", json=body)
     assert answer.status_code == 400 and detail in answer.get_json()["detail"], answer.get_json()
+
+
+def test_a_topic_that_the_file_does_not_allow_is_a_403_that_says_which_it_does(offline: FlaskClient) -> None:
+    for topic in ("alerts", "t", "xtold", "ops"):
+        answer = problem(
+            offline.post("/tasks", json={"after": "1 day", "send": {"topic": topic}}), 403, "topic-not-allowed"
+        )
+        assert "expected one that tasks may send to: told, ops-*" in answer["detail"]
+    problem(offline.post("/tasks", json={"after": "1 day", "send": {"topic": "ops-1", "key": 1}}), 400, "bad-body")
 
 
 def test_what_kafka_did_not_acknowledge_is_a_503_and_bad_parameters_are_400(offline: FlaskClient) -> None:

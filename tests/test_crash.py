@@ -21,6 +21,7 @@ from tests.records import control, iso, payload, rows, wait
 from tests.support.depth import sized
 from tests.test_bookings import statehouse
 from tests.test_route import messages, topic_of
+from tests.test_stopping import kill_all, session_of
 
 CONFIG = """root: ./lake
 kafka:
@@ -239,16 +240,30 @@ def test_killed_again_and_again_while_events_flow(broker, spark, tmp_path):
 
 
 @pytest.mark.slow
-def test_sigterm_finishes_the_batch_in_hand_and_exits_0_and_a_second_run_is_refused(broker, tmp_path):
+def test_sigterm_to_all_finishes_the_batch_in_hand_and_exits_0_and_a_second_run_is_refused(broker, tmp_path):
     topic = f"term-{os.getpid()}"
     (tmp_path / "rates.csv").write_text("agent,rate\np,1\n")
     (tmp_path / "statehouse.yaml").write_text(CONFIG.format(bootstrap=broker.bootstrap, topic=topic))
     command = [sys.executable, "-m", "statehouse.cli", "run"]
+    source = Source(broker.bootstrap, topic, 1)
+    source.start()
     with open(tmp_path / "run.log", "wb") as log:
-        first = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
+        first = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True)
+    try:
         wait(lambda: b"running: " in (tmp_path / "run.log").read_bytes(), what="the jobs")
         second = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120)
         assert second.returncode == 1
         assert "another process runs 'ingest' on this lake" in second.stderr.decode()
-        first.terminate()
+        before = commits(tmp_path)
+        wait(lambda: commits(tmp_path) > before, what="a batch, and the next one in hand")
+        for pid in session_of(first.pid):  # Spark's JVM and its Python workers too, as systemd does
+            os.kill(pid, signal.SIGTERM)
         assert first.wait(120) == 0
+        said = (tmp_path / "run.log").read_text()
+        assert "Traceback" not in said and "trying again" not in said, said[-3000:]
+        assert "Exception in task" not in (tmp_path / "lake/_logs/spark.log").read_text()
+        wait(lambda: not session_of(first.pid), seconds=5, what="the end of all its processes")
+    finally:
+        source.stopping.set()
+        source.join(60)
+        kill_all(first)

@@ -12,12 +12,13 @@ from urllib.parse import quote
 
 import pytest
 
+from jobs.deliver import deliver
 from jobs.ingest import Ingest
 from jobs.recover import recover
 from jobs.rules import problems
 from jobs.tasks import Tasks
 from statehouse import kafka
-from statehouse.errors import ConfigError
+from statehouse.errors import ConfigError, TopicUnavailable
 from tests.lakes import T0, drawn, merged, right
 from tests.records import SCHEMA, control, iso, produce, record, rows, stamp
 from tests.test_route import messages
@@ -232,7 +233,7 @@ def test_a_crash_at_any_step_loses_nothing_and_what_is_sent_again_has_the_same_i
 
 
 def test_what_is_asked_for_is_sent_at_its_time_unless_the_value_changes_or_it_is_cancelled(devices):
-    d = devices("{{}}")
+    d = devices("{{topics: ['*-asked']}}")
 
     def ask(minute, key, store=None, due=10, **task):
         body = {
@@ -280,7 +281,7 @@ def test_what_is_asked_for_is_sent_at_its_time_unless_the_value_changes_or_it_is
 
 
 def test_what_was_asked_for_and_is_forgotten_is_not_sent_again_where_the_log_has_forgotten_it_too(devices, monkeypatch):
-    d = devices("{{}}")
+    d = devices("{{topics: ['*-asked']}}")
 
     def ask(minute, key):
         body = {"due": iso(T0 + minute * MINUTE), "send": {"topic": f"{d.topic}-asked", "key": key}}
@@ -386,14 +387,67 @@ def test_a_message_that_its_topic_does_not_take_fails_and_keeps_no_other(devices
     assert row["status"] == "failed" and "Message size too large" in row["reason"]
 
 
+@pytest.mark.slow
+def test_what_its_topic_refuses_is_a_failed_task_and_what_a_topic_cannot_take_now_waits_and_neither_keeps_another(
+    devices, monkeypatch
+):
+    monkeypatch.setattr("jobs.deliver.PATIENCE", 2.0)
+    daily = "daily: {{store: status, at: '30 6 * * *', send: {{topic: {topic}-compact, key: \"if(key = 'a', NULL, key)\"}}}}"
+    d = devices(f"{{{{topics: ['*'], {daily}}}}}")
+    compact, taken, stuck, clash = (f"{d.topic}-{name}" for name in ("compact", "asked", "stuck", "cla.sh"))
+    kafka.create_topic(d.config.kafka, compact, {"cleanup.policy": "compact"})
+    kafka.create_topic(d.config.kafka, clash.replace(".", "_"))  # Kafka makes no topic of a name that differs in this
+
+    def partly(properties, messages, size):
+        """As if what leads one of the topics were away."""
+        there = [deliver(properties, [m for m in messages if m.topic != stuck], size)]
+        there.append(deliver({"bootstrap.servers": AWAY}, [m for m in messages if m.topic == stuck], size))
+        return [there[m.topic == stuck].pop(0) for m in messages]
+
+    monkeypatch.setattr("jobs.tasks.deliver", partly)
+
+    def ask(topic, key=None):
+        send = {"topic": topic, "value": "v", **({"key": key} if key else {})}
+        return 0, "k", {"due": iso(T0), "send": send}, control("task")
+
+    d.say(
+        *(ask(topic) for topic in (compact, taken, clash, stuck)),
+        ask(compact, "k"),
+        ask(taken),
+        (0, "a", "up"),
+        (0, "b", "up"),
+    )
+    with pytest.raises(TopicUnavailable, match=stuck):
+        d.at(1)
+    assert len(d.sent("asked")) == 2 and [key for _, _, key, _ in d.sent("compact")] == ["k"]
+    rows = [d.table()[f"{d.topic}:0:{offset}"] for offset in range(6)]
+    assert [row["status"] for row in rows] == ["failed", "sent", "failed", "waiting", "sent", "sent"]
+    assert "cla.sh" in rows[2]["reason"] and compact in rows[0]["reason"]
+    rest = d.tasks.rests["topic", stuck]
+    assert rest.failures == 1
+    d.tasks.rests["topic", stuck] = rest._replace(until=float("inf"))  # it is of two seconds
+
+    day = (dt.datetime(2023, 11, 15, 6, 30, tzinfo=dt.timezone.utc).timestamp() - T0 / 1e6) / 60
+    assert d.at(day + 1) == 1 and [key for _, _, key, _ in d.sent("compact")][1:] == ["b"], "a's has no key"
+    assert "1 messages were refused" in d.table()["daily"]["reason"]
+
+
 def test_what_is_wrong_with_a_task_is_a_reason_in_the_quarantine(devices, spark):
-    d = devices("{{}}")
-    good = {"due": iso(T0), "send": {"topic": "t"}}
+    d = devices("{{topics: [told, 'ops-*']}}")
+    good = {"due": iso(T0), "send": {"topic": "told"}}
+
+    def to(topic):
+        return {**good, "send": {"topic": topic}}, None
+
     wrong = {
         "due: found tomorrow, expected a time": ({**good, "due": "tomorrow"}, None),
         "due: found nothing": ({"send": good["send"]}, None),
         "a task without send.topic and set.store, or with both": ({**good, "set": {"store": "acks"}}, None),
-        "send.topic: found a b": ({**good, "send": {"topic": "a b"}}, None),
+        "send.topic: found a b, expected letters, digits": to("a b"),
+        "send.topic: found .., expected letters, digits": to(".."),
+        "send.topic: found xxx": to("x" * 250),
+        "send.topic: found __consumer_offsets, expected no topic of Kafka's own": to("__consumer_offsets"),
+        "send.topic: found alerts, expected one that tasks may send to: told, ops-*": to("alerts"),
         "set.store: found no, expected one of status, acks": ({"due": iso(T0), "set": {"store": "no"}}, None),
         "set: found no key or no value": ({"due": iso(T0), "set": {"store": "acks", "key": "k"}}, None),
         "value: found one, expected the header statehouse-store too": ({**good, "value": 1}, None),
@@ -417,6 +471,7 @@ def test_what_is_wrong_with_a_task_is_a_reason_in_the_quarantine(devices, spark)
         ("{store: status, after: soon, send: {topic: a}}", r"tasks.x.after: found 'soon', expected a duration"),
         ("{store: nope, send: {topic: a}}", r"tasks.x.store: found store 'nope', expected one of status, acks"),
         ("{store: status, set: {store: nope, value: value}}", r"tasks.x.set.store: found store 'nope', expected one of status"),
+        ("{store: status, send: {topic: ..}}", r"tasks.x.send.topic: found '..', expected letters, digits"),
         ("{store: status, send: {topic: a, text: b}}", r"tasks.x.send.text: found 'text', expected one of key, topic, value"),
         ("{store: status, when: value, send: {topic: a}}", r"tasks.x.when: found 'value' of type STRING, expected a BOOLEAN"),
         ("{store: status, when: since > now(), send: {topic: a}}", r"tasks.x.when: found 'since > now\(\)': .*since"),
@@ -432,3 +487,21 @@ def test_what_is_wrong_with_a_rule_is_said_with_its_place(lake, spark, rule, sai
     else:
         ((where, message),) = wrong
         assert re.search(said, ".".join(where) + ": " + message)
+
+
+def test_topics_among_the_rules_are_those_that_tasks_may_be_asked_to_send_to(lake):
+    def topics(rules, more=""):
+        return lake(STATUS.format(topic="t", rules=rules) + more).askable_topics
+
+    routed = "routes: {r: {from: s, to: {topic: routed}}, k: {from: s, to: {table: k}}}\n"
+    rule = "x: {store: status, send: {topic: told}}"
+    assert topics(f"{{{rule}}}", routed) == ("told", "routed"), "what the rules and the routes name"
+    assert topics(f"{{topics: alerts, {rule}}}") == ("alerts",)
+    assert topics("{}") == topics("{topics: []}", routed) == ()
+    assert list(lake(STATUS.format(topic="t", rules=f"{{topics: ['*'], {rule}}}")).tasks) == ["x"]
+    for rules, said in {
+        "{topics: {store: status, send: {topic: told}}}": "13: tasks.topics: found a rule of this name, expected the topics",
+        "{topics: [a b]}": r"13: tasks.topics.0: found 'a b', expected a topic",
+    }.items():
+        with pytest.raises(ConfigError, match=said):
+            topics(rules)
