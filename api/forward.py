@@ -361,16 +361,26 @@ def _sent(
     have the shards any more: another one may be asked."""
     numbers = ",".join(map(str, shards))
     timeout = Timeout(connect=CONNECT, read=silence or fleet.limits.max_time / 1000 + BESIDE)
+    ask = partial(
+        fleet.http.request,
+        method,
+        address + path,
+        headers={**headers, SHARDS: numbers},
+        body=body,
+        timeout=timeout,
+        preload_content=whole,
+        redirect=False,
+        retries=False,
+    )
     try:
-        found = fleet.http.request(
-            method,
-            address + path,
-            headers={**headers, SHARDS: numbers},
-            body=body,
-            timeout=timeout,
-            preload_content=whole,
-            redirect=False,
-        )
+        try:
+            found = ask()
+        except FAILURES as error:
+            # A connection that was kept may be closed at the very moment that it is used again, and all that is asked here may be
+            # asked twice. But not one who hangs: it was hung up on.
+            if isinstance(error, urllib3.exceptions.TimeoutError) or not fleet.up(address):
+                raise
+            found = ask()
     except FAILURES:
         fleet.lost(address)
         return None
