@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from flask import Flask
 from werkzeug.routing import BaseConverter
 
-from api import audit, compress, cors, gate, methods, metrics, problems
+from api import audit, compress, cors, forward, gate, methods, metrics, problems
 from api.changes import STREAMS, follows
+from api.deadline import Turns
 from api.docs import docs
 from api.fast import Fast
 from api.fleet import Fleet
@@ -41,6 +42,7 @@ class Api:
     fleet: Fleet | None  # the other instances; None: this one has every key
     idempotency: Idempotency = field(default_factory=Idempotency)
     streams: threading.Semaphore = field(default_factory=lambda: threading.BoundedSemaphore(STREAMS))
+    turns: Turns = field(default_factory=Turns)  # of those who scan
     # Reads that wait with `after`.
     waits: threading.BoundedSemaphore = field(default_factory=lambda: threading.BoundedSemaphore(WAITS))
 
@@ -78,6 +80,7 @@ def create_app(config: Config) -> Flask:
     audit.install(app)
     passing = gate.install(app, config.api)
     methods.install(app)
+    app.before_request(forward.check)
     for blueprint in (health, page, openapi, processors, docs, reads, past, follows, tasks, writes):
         app.register_blueprint(blueprint)
     app.wsgi_app = Fast(app.wsgi_app, api.replica, passing, counted)  # type: ignore[method-assign]

@@ -101,12 +101,12 @@ def list_tasks() -> Response:
     wanted = {p.name: request.args[p.name] for p in FILTERS if p.name in request.args}
     if (status := wanted.get("status")) is not None and status not in STATUSES:
         raise Problem(400, "bad-parameter", f"status: found {status[:100]!r}, expected {', '.join(STATUSES)}")
-    rows = the_lake().tasks(wanted, after, limit + 1)
+    rows, more = the_lake().tasks(wanted, after, limit)
     following = None
-    if len(rows) > limit:
-        since = rows[limit - 1]["due"] - dt.datetime(1970, 1, 1)
-        following = keys.cursor([str(since // dt.timedelta(microseconds=1)), rows[limit - 1]["id"]])
-    return exact.answer({"rows": rows[:limit], "cursor": following})
+    if more:
+        since = rows[-1]["due"] - dt.datetime(1970, 1, 1)
+        following = keys.cursor([str(since // dt.timedelta(microseconds=1)), rows[-1]["id"]])
+    return exact.answer({"rows": rows, "cursor": following})
 
 
 @writes.post("/tasks")
