@@ -28,6 +28,7 @@ from api.tasks import tasks
 from api.writes import writes
 from statehouse.config import Config
 
+LOOKS = 16  # into Kafka at once, for a task that is not known
 WAITS = 64  # as many writes a second as are seen within a second or two
 
 
@@ -42,6 +43,7 @@ class Api:
     fleet: Fleet | None  # the other instances; None: this one has every key
     idempotency: Idempotency = field(default_factory=Idempotency)
     streams: threading.Semaphore = field(default_factory=lambda: threading.BoundedSemaphore(STREAMS))
+    looks: threading.Semaphore = field(default_factory=lambda: threading.BoundedSemaphore(LOOKS))
     turns: Turns = field(default_factory=Turns)  # of those who scan
     # Reads that wait with `after`.
     waits: threading.BoundedSemaphore = field(default_factory=lambda: threading.BoundedSemaphore(WAITS))
