@@ -18,7 +18,7 @@ from flask import Blueprint, Response, current_app, request
 from api import answers, formats, forward, keys, scans, schemas, where
 from api.after import After
 from api.bodies import body_of
-from api.columns import Columns, count, joined, lines, size
+from api.columns import Columns, count, fitting, joined, lines, size
 from api.declared import ARROW, CSV, JSON, NDJSON, Answer, Body, Parameter, Place, declared
 from api.exact import answer, dumps, listed
 from api.lake import Lake, Past
@@ -408,8 +408,10 @@ def _in_room(pages: Iterator[Columns], room: int) -> tuple[Columns, bool]:
     """The rows of some pages, as many as there is room for, and whether these are all."""
     found: list[Columns] = []
     for rows in pages:
-        found.append(rows)
-        if (room := room - size(rows)) <= 0:
+        fit = fitting(rows, count(rows), room, some=not found)
+        found.append({name: column[:fit] for name, column in rows.items()})
+        room -= size(found[-1])
+        if fit < count(rows) or room <= 0:
             return joined(found), False
     return joined(found or [{}]), True
 
