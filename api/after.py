@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from flask import current_app
 
+from api.deadline import LOOK, caller_gone
 from api.problems import Problem
 from api.replica import Replica
 from api.snapshot import Snapshot
@@ -44,8 +45,11 @@ class After:
         places = current_app.extensions["statehouse"].waits
         if not places.acquire(blocking=False):
             raise Problem(503, "busy", "found too many requests that wait with after, expected fewer")
+        gone = caller_gone()
         try:
-            seen = self._replica.wait(self._now, self._until - time.monotonic())
+            while not (seen := self._replica.wait(self._now, min(LOOK, self._until - time.monotonic()))):
+                if time.monotonic() >= self._until or gone():
+                    break
         finally:
             places.release()
         if not seen:

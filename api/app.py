@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from flask import Flask
 from werkzeug.routing import BaseConverter
 
-from api import audit, compress, cors, gate, methods, metrics, problems
+from api import audit, compress, cors, forward, gate, methods, metrics, problems
 from api.changes import STREAMS, follows
+from api.deadline import Turns
 from api.docs import docs
 from api.fast import Fast
 from api.fleet import Fleet
@@ -27,6 +28,7 @@ from api.tasks import tasks
 from api.writes import writes
 from statehouse.config import Config
 
+LOOKS = 16  # into Kafka at once, for a task that is not known
 WAITS = 64  # as many writes a second as are seen within a second or two
 
 
@@ -41,6 +43,8 @@ class Api:
     fleet: Fleet | None  # the other instances; None: this one has every key
     idempotency: Idempotency = field(default_factory=Idempotency)
     streams: threading.Semaphore = field(default_factory=lambda: threading.BoundedSemaphore(STREAMS))
+    looks: threading.Semaphore = field(default_factory=lambda: threading.BoundedSemaphore(LOOKS))
+    turns: Turns = field(default_factory=Turns)  # of those who scan
     # Reads that wait with `after`.
     waits: threading.BoundedSemaphore = field(default_factory=lambda: threading.BoundedSemaphore(WAITS))
 
@@ -78,6 +82,7 @@ def create_app(config: Config) -> Flask:
     audit.install(app)
     passing = gate.install(app, config.api)
     methods.install(app)
+    app.before_request(forward.check)
     for blueprint in (health, page, openapi, processors, docs, reads, past, follows, tasks, writes):
         app.register_blueprint(blueprint)
     app.wsgi_app = Fast(app.wsgi_app, api.replica, passing, counted)  # type: ignore[method-assign]

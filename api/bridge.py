@@ -1,8 +1,8 @@
-"""From the event loop to Flask and back: a WSGI app (PEP 3333) as an ASGI one, each request in a thread of a pool.
+"""From the event loop to Flask and back: a WSGI app (PEP 3333) as an ASGI one, its work in the threads of a pool.
 
-A small answer goes back to the loop in one piece. A body, and an answer without a length, go in pieces, and the one who is
-faster waits for the other: a slow reader of a long scan fills no memory. When the caller is gone, what reads a body gets an
-error and what makes an answer is closed.
+No caller has a thread for being slow. A body is read to its end before the app is called. A small answer goes back to the loop in
+one piece; one without a length goes in pieces, and a thread has it only while it makes one: the next is made when the caller has
+taken this. When the caller is gone, what makes the answer is closed.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ import asyncio
 import io
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as Late
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-SILENT_SECONDS = 60  # for which nothing may come of a body
-GONE = "statehouse.gone"  # an extension of ASGI: its "now" is a function that says, to any thread, whether the caller is gone
+# An extension of ASGI, and in WSGI's environment: a function that says, to any thread, whether the caller is gone.
+GONE = "statehouse.gone"
+OF_SHARDS = "HTTP_STATEHOUSE_SHARDS"  # has a request from another instance of a fleet
+PIECES = 32  # that are made at once, of answers to callers; and as many of those to other instances
+EVENTS = b"text/event-stream"
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Any], Awaitable[None]]
@@ -27,102 +30,122 @@ log = logging.getLogger("statehouse.api")
 
 
 class Bridge:
-    """A WSGI app for an ASGI server, in so many threads."""
+    """A WSGI app for an ASGI server, in so many threads; of a body that is longer than ``most`` bytes it is given no more than it
+    takes to see that."""
 
-    def __init__(self, app: Wsgi, threads: int) -> None:
-        self._app, self._threads = app, ThreadPoolExecutor(threads, "http")
+    def __init__(self, app: Wsgi, threads: int, most: int) -> None:
+        self._app, self._threads, self._most = app, ThreadPoolExecutor(threads, "http"), most
+        # An instance makes its own part without waiting for another one, so that none waits for itself.
+        self._callers, self._instances = asyncio.Semaphore(PIECES), asyncio.Semaphore(PIECES)
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Answer a request."""
         loop = asyncio.get_running_loop()
-        given = environ(scope)
-        body: io.BufferedIOBase | io.RawIOBase = io.BytesIO()
+        given, gone = environ(scope), scope["extensions"][GONE]["now"]
+        body: bytes | None = b""
         if given.get("CONTENT_LENGTH", "0") != "0" or "HTTP_TRANSFER_ENCODING" in given:
-            # The first piece is here mostly. Who expects to be told to go on is told so when the app reads.
-            first = None if "HTTP_EXPECT" in given else await receive()
-            body = Body(loop, receive, first)
-        answer = Answer(loop, send, scope["extensions"][GONE]["now"])
-        for message in await loop.run_in_executor(self._threads, answer.of, self._app, given | {"wsgi.input": body}):
-            await send(message)
+            body = await self._read(receive, int(given.get("CONTENT_LENGTH", "0")))
+        if body is None:
+            return
+        answer = Answer(self._app, given | {"wsgi.input": io.BytesIO(body), GONE: gone}, gone)
+        try:
+            for message in await loop.run_in_executor(self._threads, answer.begin):
+                await send(message)
+            # Who waits for events holds a thread, and a place of its own for that.
+            turns: AbstractAsyncContextManager[Any] = self._instances if OF_SHARDS in given else self._callers
+            turns = nullcontext() if answer.events else turns
+            while answer.more and not gone():
+                async with turns:
+                    messages = await loop.run_in_executor(self._threads, answer.go_on)
+                for message in messages:
+                    await send(message)
+        finally:
+            if answer.more:
+                await loop.run_in_executor(self._threads, answer.close)
 
-
-class Body(io.RawIOBase):
-    """A request's body, fetched from the loop as it is read in a thread. OSError where it breaks off, or is silent too long."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, receive: Receive, first: Message | None) -> None:
-        self._loop, self._receive = loop, receive
-        self._left, self._more, self._gone = b"", True, False
-        if first is not None:
-            self._take(first)
-
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """As of :class:`io.RawIOBase`: 0 is the body's end."""
-        while not self._left and self._more:
-            if self._gone:
-                raise ConnectionResetError("the caller is gone amid the body")
-            coming = asyncio.run_coroutine_threadsafe(_awaited(self._receive), self._loop)
-            try:
-                self._take(coming.result(SILENT_SECONDS))
-            except Late:
-                coming.cancel()
-                raise TimeoutError(f"nothing came of the body for {SILENT_SECONDS} s") from None
-        size = min(len(buffer), len(self._left))
-        buffer[:size], self._left = self._left[:size], self._left[size:]
-        return size
-
-    def _take(self, message: Message) -> None:
-        self._gone = message["type"] == "http.disconnect"
-        self._left, self._more = message.get("body", b""), self._gone or message.get("more_body", False)
+    async def _read(self, receive: Receive, length: int) -> bytes | None:
+        """A body of that length, or of any (0); None where the caller is gone before its end, or was sent away."""
+        if length > self._most:  # the app says so; who expects to be told to go on is not
+            return b""
+        pieces: list[bytes] = []
+        size, more = 0, True
+        while more and size <= self._most:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            pieces.append(message.get("body", b""))
+            size, more = size + len(pieces[-1]), message.get("more_body", False)
+        return b"".join(pieces)
 
 
 class Answer:
-    """What a WSGI app says to one request."""
+    """What a WSGI app says to one request. Its methods are called one after the other, each in any thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, send: Send, gone: Callable[[], bool]) -> None:
-        self._loop, self._send, self._gone = loop, send, gone
+    def __init__(self, app: Wsgi, given: dict[str, Any], gone: Callable[[], bool]) -> None:
+        self._app, self._given, self._gone = app, given, gone
         self._head: list[Message] = []  # until it is sent
+        self._written: list[bytes] = []
         self._begun = False
+        self._chunks: Iterable[bytes] = ()
+        self._left: Iterator[bytes] = iter(())
+        self.more = False  # there is something to go on with, and to be closed
+        self.events = False  # what comes is waited for
 
-    def of(self, app: Wsgi, given: dict[str, Any]) -> list[Message]:
-        """Have it made, in this thread. Gives what is left to be sent; what comes in pieces is sent before."""
+    def begin(self) -> list[Message]:
+        """All of the answer, or the first piece of it."""
+        with self._told():
+            self._chunks, self.more = self._app(self._given, self._start), True
+            if self._head and b"content-length" in dict(self._head[0]["headers"]):
+                whole = [*self._sent(), _piece(b"".join(self._chunks), more=False)]
+                self.close()
+                return whole
+            self._left = iter(self._chunks)
+            return self._next()
+
+    def go_on(self) -> list[Message]:
+        """The next piece."""
+        with self._told():
+            return self._next()
+
+    def close(self) -> None:
+        """Nothing more is wanted."""
+        self.more = False
+        if close := getattr(self._chunks, "close", None):
+            with suppress(ValueError):  # a generator that is still at work, as the server stops
+                close()
+
+    def _next(self) -> list[Message]:
+        for chunk in self._left:
+            if chunk or self._gone():
+                return [*self._sent(), _piece(chunk, more=True)]
+        self.close()
+        return [*self._sent(), _piece(b"", more=False)]
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
         try:
-            chunks = app(given, self._start)
-            try:
-                if self._head and b"content-length" in dict(self._head[0]["headers"]):
-                    return [*self._head, _piece(b"".join(chunks), more=False)]
-                for chunk in chunks:
-                    if self._gone():
-                        return []  # it is not whole: the connection is closed, if it is not yet
-                    if chunk:
-                        self._push(chunk)
-                return [*self._head, _piece(b"", more=False)]
-            finally:
-                if hasattr(chunks, "close"):
-                    chunks.close()
+            yield
         except Exception:
             if not self._gone():
                 log.exception("an error that nobody foresaw")
+            if self.more:
+                self.close()
             raise  # the server says 500, or breaks the answer off
 
     def _start(self, status: str, headers: list[tuple[str, str]], error: Any = None) -> Callable[[bytes], None]:
         if error and self._begun:
             raise error[1]
         named = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        self.events = any(n == b"content-type" and v.startswith(EVENTS) for n, v in named)
         self._head = [{"type": "http.response.start", "status": int(status[:3]), "headers": named}]
-        return self._push
+        return self._written.append
 
-    def _push(self, chunk: bytes) -> None:
-        """Send a piece; returns when there is room for another one."""
-        messages, self._head, self._begun = [*self._head, _piece(chunk, more=True)], [], True
-        asyncio.run_coroutine_threadsafe(self._all(messages), self._loop).result()
-
-    async def _all(self, messages: list[Message]) -> None:
-        for message in messages:
-            await self._send(message)
+    def _sent(self) -> list[Message]:
+        """The head and what was written of the body, if these have not been sent yet."""
+        messages = [*self._head, *(_piece(chunk, more=True) for chunk in self._written)]
+        self._begun = self._begun or bool(self._head)
+        self._head, self._written = [], []
+        return messages
 
 
 def environ(scope: Any) -> dict[str, Any]:
@@ -160,7 +183,3 @@ def environ(scope: Any) -> dict[str, Any]:
 
 def _piece(chunk: bytes, more: bool) -> Message:
     return {"type": "http.response.body", "body": chunk, "more_body": more}
-
-
-async def _awaited(receive: Receive) -> Message:
-    return await receive()

@@ -6,6 +6,7 @@ the same; what Arrow writes otherwise, or does not know, is written by ``dumps``
 
 from __future__ import annotations
 
+import bisect
 import datetime as dt
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
@@ -116,6 +117,21 @@ def _columns(batch: pa.RecordBatch) -> Columns:
 def count(columns: Mapping[str, pa.Array]) -> int:
     """How many rows some columns have."""
     return len(next(iter(columns.values()), ()))
+
+
+def size(columns: Mapping[str, pa.Array]) -> int:
+    """The bytes of some columns' values."""
+    return sum(column.nbytes for column in columns.values())
+
+
+def fitting(columns: Mapping[str, pa.Array], most: int, room: int, some: bool) -> int:
+    """How many of the first rows of some columns, at most so many, have no more than so many bytes; at least one if there have to be
+    ``some``."""
+    rows = min(count(columns), most)
+    if not rows or size(columns) <= room:
+        return rows
+    fit = bisect.bisect_right(range(1, rows + 1), room, key=lambda n: size({k: c[:n] for k, c in columns.items()}))
+    return max(fit, int(some))
 
 
 def _one_by_one(column: pa.Array) -> pa.Array:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +16,13 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from api import duck
-from api.columns import Columns
+from api.columns import Columns, count, fitting
+from api.deadline import Deadline
 from api.duck import ROWS, quoted
 from api.exact import dumps
 from api.overlay import Key, keys_of
 from api.pool import Pool
-from api.snapshot import Inside, Row, Snapshot, casts, epoch_of, within
+from api.snapshot import BYTES, Inside, Row, Snapshot, casts, epoch_of, within
 from api.where import Where
 from statehouse.config import Config, Store
 from statehouse.errors import StatehouseError
@@ -68,10 +70,11 @@ class Direct(Snapshot):
         bounds: tuple[Key, Inside | None] = ((), None),
         where: Where | None = None,
         settled: bool = False,
-    ) -> tuple[Columns, int | None]:
+        deadline: Deadline | None = None,
+    ) -> tuple[Columns, bool]:
         """As :meth:`Snapshot.page`."""
         if self.rule is None:
-            return {}, self.position
+            return {}, False
         least, inside = bounds
         conditions: list[str] = []
         bound: list[Any] = []
@@ -84,18 +87,29 @@ class Direct(Snapshot):
         if where:
             conditions.append(where.sql)
             bound += where.bound
-        rows = self.public(self._select(conditions, bound, limit))
+        found = self._select(conditions, bound, limit, deadline)
+        more = count(found) == limit
+        fit = fitting(found, limit, BYTES, some=True)
+        more = more or fit < count(found)
+        rows = self.public({name: column[:fit] for name, column in found.items()})
         if inside is not None:
             ends = sum(1 for _ in itertools.takewhile(inside, keys_of(rows[name] for name in self.rule.keys)))
+            more = more and ends == count(rows)
             rows = {name: column[:ends] for name, column in rows.items()}
-        return rows, self.position
+        return rows, more
 
-    def _select(self, conditions: Sequence[str], bound: Sequence[Any], limit: int | None = None) -> Columns:
+    def _select(
+        self,
+        conditions: Sequence[str],
+        bound: Sequence[Any],
+        limit: int | None = None,
+        deadline: Deadline | None = None,
+    ) -> Columns:
         assert self.rule is not None and self.pool is not None and self.version is not None
         tests = [*conditions, *within(self.rule)]
         text = f"WHERE {' AND '.join(tests)}" if tests else ""
         order = f"ORDER BY {', '.join(map(quoted, self.rule.keys))}" + (f" LIMIT {int(limit)}" if limit else "")
-        with self.pool.table(self.path, self.version) as (db, name):
+        with self.pool.table(self.path, self.version) as (db, name), deadline.over(db) if deadline else nullcontext():
             found = db.execute(f"SELECT {casts(self.types)} FROM {name} {text} {order}", bound).to_arrow_table(ROWS)
         return {name: found[name].combine_chunks() for name in self.types}
 

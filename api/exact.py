@@ -17,6 +17,8 @@ from typing import Any
 
 from flask import Response
 
+from statehouse.payload import check_depth
+
 
 def dumps(value: Any) -> str:
     """A value, nested as it may be, as compact JSON text."""
@@ -33,9 +35,11 @@ def dumps(value: Any) -> str:
 def loads(text: str) -> Any:
     """The opposite, for what a caller sends: numbers with a fraction or an exponent become Decimals.
 
-    Raises ValueError for what is not JSON, also for NaN and Infinity, which Python alone takes for JSON.
+    Raises ValueError for what is not JSON, also for NaN and Infinity, which Python alone takes for JSON, and for what is nested so
+    deeply that only some of those who work with it could.
     """
     try:
+        check_depth(text)
         return json.loads(text, parse_float=Decimal, parse_constant=_refused)
     except RecursionError:
         raise ValueError("nested too deeply") from None

@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from api import keys
-from api.bridge import Wsgi
+from api.bridge import OF_SHARDS, Wsgi
 from api.compress import LEAST
 from api.gate import Gate
 from api.metrics import Reads
 from api.replica import Replica
+from api.shards import listed
 from api.stores import point
 from api.way import WAY
 
@@ -40,7 +41,7 @@ class Fast:
         if environ["REQUEST_METHOD"] == "GET" and not environ.get("QUERY_STRING") and environ.keys().isdisjoint(OTHERS):
             path, authorization = keys.raw_path(environ), environ.get("HTTP_AUTHORIZATION", "")
             packed = "HTTP_ACCEPT_ENCODING" in environ
-            if path is not None:
+            if path is not None and listed(environ.get(OF_SHARDS, "0")) is not None:
                 found = self.answer(path, authorization, environ.get("REMOTE_ADDR"), packed, waits=True)
         if found is None:
             return self.slow(environ, start_response)

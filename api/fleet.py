@@ -22,9 +22,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import urllib3
-from urllib3.exceptions import NewConnectionError
+from urllib3.exceptions import MaxRetryError, NewConnectionError, TimeoutError
 from urllib3.util import Retry, Timeout
 
+from api import lines
 from api.shards import Shards
 from statehouse.config import Api
 
@@ -33,7 +34,7 @@ LOST_SECONDS = 1.5  # for which an instance may not answer before others take it
 BEGIN_SECONDS = 30.0  # for which those that have not answered yet are counted in: a whole fleet may be starting
 AGAIN_SECONDS = 0.05
 CONNECTIONS = 64  # to each, that are kept
-# A connection that was kept may be closed at the very moment that it is used again. All that is asked here may be asked twice.
+# A connection that was kept may be closed at the very moment that it is used again.
 ONCE_MORE = Retry(1, connect=0, read=1, redirect=0, status=0, other=0, allowed_methods=None)
 log = logging.getLogger("statehouse.api")
 
@@ -60,14 +61,13 @@ class Fleet:
     limits: Api
     held: Callable[[], frozenset[int]]
     hold: Callable[[Shards], None]
-    http: urllib3.PoolManager = field(
-        default_factory=lambda: urllib3.PoolManager(64, maxsize=CONNECTIONS, retries=ONCE_MORE)
-    )
+    http: urllib3.PoolManager = field(default_factory=lambda: lines.manager(CONNECTIONS))
 
     def __post_init__(self) -> None:
         assert self.limits.address is not None
         self.address, self.count = self.limits.address, self.limits.shards
         self._peers: dict[str, Peer] = {}
+        self._asking: dict[str, threading.Thread] = {}
         self._wanted: frozenset[int] = frozenset()
         self._begun = time.monotonic()
         self._stop = threading.Event()
@@ -99,6 +99,11 @@ class Fleet:
             made = {shard: self.holders(shard) for shard in shards}
             if all(made.values()) or time.monotonic() > until or self._stop.wait(AGAIN_SECONDS):
                 return made
+
+    def up(self, address: str) -> bool:
+        """Whether an instance answers, as far as is known."""
+        peer = self._peers.get(address)
+        return peer is not None and peer.up
 
     def lost(self, address: str) -> None:
         """An instance did not answer: it is not asked again before it has said that it is there."""
@@ -170,11 +175,15 @@ class Fleet:
             addresses = set(self._peers)
         known = {a: self._peers.get(a) or Peer(a) for a in sorted(addresses)}
         self._peers = known
-        asking = [threading.Thread(target=self._ask, args=(peer,), daemon=True) for peer in known.values()]
-        for thread in asking:
-            thread.start()
-        for thread in asking:
-            thread.join()
+        # One that hangs is asked again when it has not answered, and the others meanwhile.
+        self._asking = {a: thread for a, thread in self._asking.items() if thread.is_alive()}
+        until = time.monotonic() + ANSWER_SECONDS
+        for address, peer in known.items():
+            if address not in self._asking:
+                self._asking[address] = threading.Thread(target=self._ask, args=(peer,), daemon=True)
+                self._asking[address].start()
+        for thread in self._asking.values():
+            thread.join(max(0.0, until - time.monotonic()))
         self._share()
 
     def _addresses(self) -> set[str]:
@@ -188,7 +197,8 @@ class Fleet:
 
     def _ask(self, peer: Peer) -> None:
         try:
-            answer = self.http.request("GET", f"{peer.address}/processors", timeout=Timeout(ANSWER_SECONDS))
+            url, timeout = f"{peer.address}/processors", Timeout(ANSWER_SECONDS)
+            answer = self.http.request("GET", url, timeout=timeout, retries=ONCE_MORE)
             said = answer.json()
             if answer.status != 200 or said["shards"] != self.count:
                 raise ValueError(
@@ -202,6 +212,10 @@ class Fleet:
             if peer.up or peer.error is None:
                 log.info("instance %s does not answer: %s", peer.address, error)
             peer.up, peer.error = False, str(error) or type(error).__name__
+            if isinstance(error.reason if isinstance(error, MaxRetryError) else error, TimeoutError):
+                lines.hang_up(
+                    peer.address
+                )  # what else it was asked for it does not answer either: others are asked now
             if isinstance(error, NewConnectionError) and peer.heard is not None:
                 peer.heard = -math.inf  # nobody is there: it need not be waited for
             return

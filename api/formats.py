@@ -17,6 +17,7 @@ from flask import Request, Response
 
 from api.cells import TEXTS
 from api.columns import Columns, lines, texts
+from api.problems import Problem
 
 JSON, NDJSON, CSV, ARROW = "application/json", "application/x-ndjson", "text/csv", "application/vnd.apache.arrow.stream"
 CUT = "cut off by an error, there is more"
@@ -47,6 +48,9 @@ def streamed(pages: Iterator[Columns], kind: str, schema: pa.Schema) -> Response
 def _ended(made: Iterator[bytes], cut: bytes) -> Iterator[bytes]:
     try:
         yield from made
+    except Problem as problem:  # it took too long, or its caller has left
+        log.warning("a scan was cut off: %s", problem.detail)
+        yield cut
     except Exception:
         log.exception("a scan was cut off")
         yield cut

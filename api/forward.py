@@ -21,12 +21,13 @@ from urllib3.util import Timeout
 
 from api import keys
 from api.columns import Columns, count, joined
+from api.deadline import of_request
 from api.declared import ARROW
 from api.fleet import Fleet
 from api.overlay import Key
 from api.problems import TITLES, Problem
 from api.scans import pages
-from api.shards import Shards, number
+from api.shards import Shards, listed, number
 from api.snapshot import Inside, Snapshot
 from api.where import Where
 
@@ -39,6 +40,7 @@ CONNECT = 1.0  # seconds
 BESIDE = 5.0  # seconds that an answer may take longer than it should
 ELSEWHERE = 421
 MOST = 10**9  # rows of a scan
+SOME = 200  # keys that are looked up before it is known how long their rows are
 FAILURES = (urllib3.exceptions.HTTPError, OSError)
 
 
@@ -47,16 +49,21 @@ def the_fleet() -> Fleet | None:
     return current_app.extensions["statehouse"].fleet
 
 
+def check() -> None:
+    """A problem where the request at hand says wrongly of which shards it is."""
+    text = request.headers.get(SHARDS, "0")
+    if listed(text) is None:
+        raise Problem(400, "bad-header", f"{SHARDS}: found {text[:100]!r}, expected numbers separated by commas")
+
+
 def only(snapshot: Snapshot) -> frozenset[int] | None:
     """The shards that the request at hand is of, from another instance; None: it is from a caller. A problem where they are not
     here."""
     text = request.headers.get(SHARDS)
     if text is None or the_fleet() is None:
         return None
-    parts = text.split(",")
-    if not all(part.isascii() and part.isdecimal() and len(part) < 5 for part in parts):
-        raise Problem(400, "bad-header", f"{SHARDS}: found {text[:100]!r}, expected numbers separated by commas")
-    wanted = frozenset(map(int, parts))
+    wanted = listed(text)
+    assert wanted is not None  # as of `check`
     if snapshot.shards is not None and not wanted <= snapshot.shards.numbers:
         missing = ", ".join(map(str, sorted(wanted - snapshot.shards.numbers)))
         raise Problem(ELSEWHERE, "elsewhere", f"found a request for shards {missing}, which are not here")
@@ -115,10 +122,11 @@ def many(snapshot: Snapshot, wanted: Sequence[Sequence[str]]) -> Found:
     of = [number(snapshot.key(parts), fleet.count) for parts in wanted]
     path = f"/stores/{quote(snapshot.rule.store.name)}/lookup"
     made = Found([None] * len(wanted), None)
-    left = list(range(len(wanted)))
+    left, length = list(range(len(wanted))), 0
     here = snapshot.shards.numbers if snapshot.shards else frozenset(of)
     if mine := [i for i in left if of[i] in here]:
         made.add(mine, _here(snapshot, [wanted[i] for i in mine]))
+        length = sum(len(row) for row in made.rows if row)
     left = [i for i in left if of[i] not in here]
     while left:
         for address, shards in assigned(fleet, {of[i] for i in left}).items():
@@ -130,6 +138,7 @@ def many(snapshot: Snapshot, wanted: Sequence[Sequence[str]]) -> Found:
             if found.status != 200:
                 raise passed(found)
             rows = [None if line == "null" else line for line in found.data.decode().split("\n")[:-1]]
+            length = _in_room(length, rows, fleet.limits.max_answer)
             reached = json.loads(found.headers[OFFSETS])
             made.add(asked, Found(rows, reached["position"], reached["offsets"]))
             left = [i for i in left if of[i] not in shards]
@@ -139,7 +148,23 @@ def many(snapshot: Snapshot, wanted: Sequence[Sequence[str]]) -> Found:
 def _here(snapshot: Snapshot, wanted: Sequence[Sequence[str]]) -> Found:
     """The states of keys by what is here."""
     position = snapshot.position  # before the rows: they may be newer than it says, never older
-    return Found(snapshot.lookup(wanted), position, _ahead(snapshot))
+    room: int = current_app.extensions["statehouse"].config.api.max_answer
+    rows: list[str | None] = []
+    some, length = SOME, 0
+    while len(rows) < len(wanted):
+        rows += (part := snapshot.lookup(wanted[len(rows) : len(rows) + some]))
+        length = _in_room(length, part, room)
+        some = max(SOME, len(rows) * room // (2 * length + 1))  # the next ones are as long, as far as can be known
+    return Found(rows, position, _ahead(snapshot))
+
+
+def _in_room(length: int, rows: Sequence[str | None], room: int) -> int:
+    """How long the rows so far and these are; a problem where that is too long for an answer."""
+    length += sum(len(row) for row in rows if row)
+    if length > room:
+        detail = f"found rows of more than {room:,} bytes, expected no more (api: max_answer): ask for fewer keys"
+        raise Problem(413, "too-large", detail)
+    return length
 
 
 def _ahead(snapshot: Snapshot) -> dict[str, int]:
@@ -175,14 +200,15 @@ class Scan:
         at_once: bool,
     ) -> None:
         self._snapshot, self._limit = snapshot, limit
+        deadline = of_request()
         self.place, self.position = snapshot.place, snapshot.position  # before the rows: they may be newer, never older
         self._others_offsets: dict[str, int] = {}
-        self._sources = [pages(snapshot, bounds, after, limit, where, at_once)]
+        self._sources = [pages(snapshot, bounds, after, limit, where, at_once, deadline)]
         fleet, wanted = the_fleet(), only(snapshot)
         if fleet is None or snapshot.shards is None:
             return
         if wanted is not None:
-            self._sources = [self._mine(pages(snapshot, bounds, after, MOST, where, at_once), wanted)]
+            self._sources = [self._mine(pages(snapshot, bounds, after, MOST, where, at_once, deadline), wanted)]
             return
         # By now, not by what the caller is: the answer may be long under way.
         self._fleet = fleet
@@ -361,16 +387,26 @@ def _sent(
     have the shards any more: another one may be asked."""
     numbers = ",".join(map(str, shards))
     timeout = Timeout(connect=CONNECT, read=silence or fleet.limits.max_time / 1000 + BESIDE)
+    ask = partial(
+        fleet.http.request,
+        method,
+        address + path,
+        headers={**headers, SHARDS: numbers},
+        body=body,
+        timeout=timeout,
+        preload_content=whole,
+        redirect=False,
+        retries=False,
+    )
     try:
-        found = fleet.http.request(
-            method,
-            address + path,
-            headers={**headers, SHARDS: numbers},
-            body=body,
-            timeout=timeout,
-            preload_content=whole,
-            redirect=False,
-        )
+        try:
+            found = ask()
+        except FAILURES as error:
+            # A connection that was kept may be closed at the very moment that it is used again, and all that is asked here may be
+            # asked twice. But not one who hangs: it was hung up on.
+            if isinstance(error, urllib3.exceptions.TimeoutError) or not fleet.up(address):
+                raise
+            found = ask()
     except FAILURES:
         fleet.lost(address)
         return None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import duckdb
 import pyarrow as pa
@@ -24,6 +24,8 @@ from sqlglot import exp
 from api import duck
 from api.ahead import after
 from api.cells import rows_of
+from api.columns import fitting
+from api.deadline import AGAIN, LOOK, Deadline, caller_gone
 from api.delta import Which, parts, pin, unpin
 from api.duck import ROWS, literal, quoted
 from api.feed import batches
@@ -43,7 +45,6 @@ SCANS = 100  # of one connection: a question of the past leaves 0.05 MiB behind,
 FILES = 64  # of a changelog that are read at once
 VERSIONS, MOST = 10_000, 1_000_000  # of the changelog that are read to tell what changed: some seconds
 WAITING = 32  # requests that wait for their turn
-AGAIN = 0.05  # seconds between interruptions: one that comes between two queries is lost
 T = TypeVar("T")
 Question = Callable[[duckdb.DuckDBPyConnection], T]
 # An answer, the position of the changelog that it reflects, and up to which offsets what is provisional in it is ahead of that.
@@ -72,7 +73,10 @@ class Lane:
             raise Problem(503, "busy", detail)
         try:
             asked = self._thread.submit(self._answer, question)
-            late = not wait([asked], self._config.api.max_time / 1000).done
+            deadline = Deadline(self._config.api.max_time / 1000, caller_gone())
+            while not wait([asked], min(LOOK, deadline.left)).done and deadline.left:
+                pass
+            late = not asked.done()
             if late and not asked.cancel():
                 while not wait([asked], AGAIN).done:
                     # Its thread may have closed it meanwhile, having heard of it.
@@ -84,10 +88,7 @@ class Lane:
             except (CancelledError, duckdb.Error):
                 if not late:
                     raise
-                detail = (
-                    f"found no answer from the lake within {self._config.api.max_time} ms, expected one (api: max_time)"
-                )
-                raise Problem(503, "too-slow", detail) from None
+                raise deadline.problem() from None
         finally:
             self._places.release()
 
@@ -108,6 +109,13 @@ class Lane:
             self._connection = None
 
 
+class Page(NamedTuple):
+    """Some rows, and whether there are more of them."""
+
+    rows: list[Row]
+    more: bool
+
+
 class Lake:
     """The tables of a configuration, read directly. Raises what DuckDB raises where a version is gone, and a problem (503)
     where a read takes too long or too many wait."""
@@ -117,9 +125,9 @@ class Lake:
         # What looks through all of a changelog does not keep others waiting.
         self._changelogs, self._tables = Lane(config), Lane(config)
 
-    def history(self, snapshot: Snapshot, key: Sequence[str], before: int | None, limit: int) -> Past[list[Row]]:
+    def history(self, snapshot: Snapshot, key: Sequence[str], before: int | None, limit: int) -> Past[Page]:
         """The events of a key, newest first, before an order key where one is given: what the store makes of each, also of those that are
-        pending, which are ``provisional``."""
+        pending, which are ``provisional``. At most ``limit``, and as many as ``api: max_answer`` has room for, like the next ones."""
         assert snapshot.rule is not None
         rule = _unwindowed(snapshot.rule)
         bound = f"_order < {int(before)}" if before is not None else "TRUE"
@@ -127,11 +135,12 @@ class Lake:
         def read(db: duckdb.DuckDBPyConnection) -> pa.Table:
             return db.execute(
                 f"SELECT _order, CAST(_event_time AS TIMESTAMP) AS event_time, _op AS op, _agent AS agent, _value AS value, _provisional "
-                f"FROM {EVENTS} WHERE {bound} ORDER BY _order DESC LIMIT {int(limit)}"
+                f"FROM {EVENTS} WHERE {bound} ORDER BY _order DESC LIMIT {int(limit) + 1}"
             ).to_arrow_table(ROWS)
 
         found, position, offsets = self._read(snapshot, rule, key, read)
-        return [_event(row) for row in rows_of(found)], position, offsets
+        page = self._page(found, limit)
+        return Page([_event(row) for row in page.rows], page.more), position, offsets
 
     def at(self, snapshot: Snapshot, key: Sequence[str], moment: dt.datetime) -> Past[Row | None]:
         """The state of a key as its events up to an event time (naive, UTC) make it, also those that are pending."""
@@ -165,11 +174,11 @@ class Lake:
         found = self._tables.ask(read)
         return found.get(key), found.position
 
-    def quarantine(self, stream: str, before: tuple[int, int] | None, limit: int) -> list[Row]:
+    def quarantine(self, stream: str, before: tuple[int, int] | None, limit: int) -> Page:
         """What was refused of a stream, newest first by partition and offset."""
         path = table(self.config, "quarantine", stream)
         if (delta := opened(path)) is None:
-            return []
+            return Page([], False)
         bound = "TRUE" if before is None else f'(partition, "offset") < ({int(before[0])}, {int(before[1])})'
 
         def read(db: duckdb.DuckDBPyConnection) -> pa.Table:
@@ -177,14 +186,14 @@ class Lake:
             found = db.execute(
                 f"""SELECT topic, partition, "offset", CAST(timestamp AS TIMESTAMP) AS timestamp, key, payload, payload_bytes,
                     reason, CAST(log_time AS TIMESTAMP) AS log_time
-                FROM {refused} WHERE {bound} ORDER BY partition DESC, "offset" DESC LIMIT {int(limit)}"""
+                FROM {refused} WHERE {bound} ORDER BY partition DESC, "offset" DESC LIMIT {int(limit) + 1}"""
             ).to_arrow_table(ROWS)
             unpin(db, "_quarantine")
             return found
 
-        return rows_of(self._tables.ask(read))
+        return self._page(self._tables.ask(read), limit)
 
-    def tasks(self, wanted: Mapping[str, str], after: tuple[int, str] | None, limit: int) -> list[Row]:
+    def tasks(self, wanted: Mapping[str, str], after: tuple[int, str] | None, limit: int) -> Page:
         """Tasks of which columns have the values that are wanted, by due (after so many microseconds since 1970, and an id) and id."""
         tests = [f"{quoted(column)} = ?" for column in wanted]
         values: list[Any] = list(wanted.values())
@@ -195,13 +204,13 @@ class Lake:
 
     def task(self, name: str) -> Row | None:
         """The task of an id."""
-        found = self._tasks("id = ?", [name], 1)
+        found = self._tasks("id = ?", [name], 1).rows
         return found[0] if found else None
 
-    def _tasks(self, where: str, values: list[Any], limit: int) -> list[Row]:
+    def _tasks(self, where: str, values: list[Any], limit: int) -> Page:
         path = tasks_table(self.config)
         if (delta := opened(path)) is None:
-            return []
+            return Page([], False)
         columns = {c: t for c, t in TASK_COLUMNS.items() if c != "position"}
         shown = [
             f"CAST({quoted(c)} AS TIMESTAMP) AS {c}" if t == "TIMESTAMP" else quoted(c) for c, t in columns.items()
@@ -209,12 +218,18 @@ class Lake:
 
         def read(db: duckdb.DuckDBPyConnection) -> pa.Table:
             known = pin(db, path, delta.version(), "_tasks")
-            query = f"SELECT {', '.join(shown)} FROM {known} WHERE {where} ORDER BY due, id LIMIT {int(limit)}"
+            query = f"SELECT {', '.join(shown)} FROM {known} WHERE {where} ORDER BY due, id LIMIT {int(limit) + 1}"
             found = db.execute(query, values).to_arrow_table(ROWS)
             unpin(db, "_tasks")
             return found
 
-        return rows_of(self._tables.ask(read))
+        return self._page(self._tables.ask(read), limit)
+
+    def _page(self, found: pa.Table, limit: int) -> Page:
+        """The first rows of a table, at most so many, and as many as an answer has room for."""
+        columns = {name: found[name] for name in found.column_names}
+        fit = fitting(columns, limit, self.config.api.max_answer, some=True)
+        return Page(rows_of(found.slice(0, fit)), fit < found.num_rows)
 
     def touched(self, snapshot: Snapshot, start: int, head: int) -> list[Key]:
         """The keys that the changelog's versions (start, head] touch. In a windowed store they have the window, or None for

@@ -1,22 +1,32 @@
-"""Which methods a path has, as ``Allow`` says: with 405, and to OPTIONS.
+"""Which paths there are, and which methods a path has, as ``Allow`` says: with 405, and to OPTIONS.
 
-Routing alone says too much: a window cannot be set, and what is below a key, its history and its reports, is only read.
+Routing alone says too much: a window cannot be set, and what is below a key, its history and its reports, is only read. And it
+takes ``//healthz`` for ``/healthz`` and ``/stores/a%2Fkeys/k`` for a key of the store a, which rules of a proxy by path do not.
+So what comes before a key, or a task's id, is written in one way.
 """
 
 from __future__ import annotations
 
 from flask import Flask, Response, current_app, request
 from flask.globals import request_ctx
+from werkzeug.exceptions import NotFound
 
 from api import keys
 from api.problems import Problem
 
 BELOW = ("history", "reports")
+FREE = {"stores": keys.SEGMENTS - 1, "tasks": 1}  # segments before a key or an id, which is written as it needs to be
 READ = ("GET", "HEAD", "OPTIONS")
 
 
 def install(app: Flask) -> None:
-    """From here on nothing is written below a key, and ``Allow`` is right."""
+    """From here on a path is written in one way, nothing is written below a key, and ``Allow`` is right."""
+
+    @app.before_request
+    def miss() -> None:
+        raw = keys.raw_path(request.environ)
+        if raw is not None and raw != "/" and not _plain(raw):
+            raise NotFound(f"found {raw[:100]!r}, expected a path without '//' and '%' before the key")
 
     @app.before_request
     def refuse() -> None:
@@ -29,6 +39,13 @@ def install(app: Flask) -> None:
         if response.status_code == 405 or (request.method == "OPTIONS" and "Allow" in response.headers):
             response.headers["Allow"] = ", ".join(_allowed())
         return response
+
+
+def _plain(raw: str) -> bool:
+    """Whether a path as it was sent has no empty and no percent-encoded segment before what may have such ones."""
+    segments = raw.split("/")[1:]
+    fixed = FREE.get(segments[0], len(segments))
+    return all(segment and "%" not in segment for segment in segments[:fixed])
 
 
 def _allowed() -> list[str]:

@@ -60,12 +60,11 @@ def history(store: str, key: str) -> Response:
         raise Problem(404, "unknown-key", f"found no {key[:100]!r} in {store}", position=None)
     if elsewhere := forward.one(snapshot, parts, "/history"):
         return elsewhere
-    rows, position, offsets = the_lake().history(snapshot, parts, int(cursor) if cursor else None, limit + 1)
-    orders = [row.pop("_order") for row in rows]
-    events = rows[:limit]
-    if not rows and cursor is None:
+    (events, more), position, offsets = the_lake().history(snapshot, parts, int(cursor) if cursor else None, limit)
+    orders = [event.pop("_order") for event in events]
+    if not events and cursor is None:
         raise Problem(404, "unknown-key", f"found no event of {key[:100]!r} in {store}", position=position)
-    following = str(orders[limit - 1]) if len(rows) > limit else None
+    following = str(orders[-1]) if more else None
     ahead = provisional(offsets) if any("provisional" in event for event in events) else {}
     return answer({"events": events, "cursor": following, "position": position, **ahead})
 
@@ -116,11 +115,9 @@ def quarantine(stream: str) -> Response:
             raise keys.bad_cursor(cursor)
         partition, offset = keys.of_cursor(cursor, 2)
         place = int(partition), int(offset)
-    rows = the_lake().quarantine(stream, place, limit + 1)
-    following = None
-    if len(rows) > limit:
-        following = keys.cursor([str(rows[limit - 1][name]) for name in ("partition", "offset")])
-    return answer({"rows": rows[:limit], "cursor": following})
+    rows, more = the_lake().quarantine(stream, place, limit)
+    following = keys.cursor([str(rows[-1][name]) for name in ("partition", "offset")]) if more else None
+    return answer({"rows": rows, "cursor": following})
 
 
 def limit_asked() -> int:

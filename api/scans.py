@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import duckdb
 
 from api.columns import Columns, count
+from api.deadline import Deadline
 from api.overlay import Key
 from api.problems import Problem
 from api.snapshot import Inside, Snapshot
@@ -42,20 +43,23 @@ def pages(
     limit: int,
     where: Where | None,
     at_once: bool,
+    deadline: Deadline,
 ) -> Iterator[Columns]:
     """All of a scan, page by page. A key that changes meanwhile is given once, as it was or as it is. What is pending is folded
-    ``at_once``, where many pages are wanted: a few keys of each would take much longer."""
+    ``at_once``, where many pages are wanted, as a stream: a few keys of each would take much longer. Each page of a stream has the
+    time of the deadline, all others together have it once; a problem where one is not made by then."""
     if at_once:
         snapshot.settle(*bounds)
-    while limit > 0:
-        wanted = min(PAGE, limit)
-        rows, _ = snapshot.page(after, wanted, bounds, where, settled=at_once)
+    more = True
+    while more and limit > 0:
+        with deadline.turn():
+            rows, more = snapshot.page(after, min(PAGE, limit), bounds, where, at_once, deadline)
         if found := count(rows):
+            after = snapshot.last(rows)
+            limit -= found
             yield rows
-        if found < wanted:
-            return
-        after = snapshot.last(rows)
-        limit -= found
+        if at_once:
+            deadline.renew()
 
 
 def condition(

@@ -21,19 +21,20 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from api import duck, tokens
 from api.memory import ALLOCATORS, begun
 from statehouse import logs
-from statehouse.config import Config
+from statehouse.config import Api, Config
 from statehouse.errors import ConfigError, StatehouseError
 
 if TYPE_CHECKING:
     import uvicorn
 
-# More than may wait for Kafka, for the first of repeats, for a write with `after` and for the lake, and hold streams of changes,
-# all together: what cannot be answered in the event loop always finds one.
-THREADS = 256
+# More than may wait for Kafka, for the first of repeats, for a write with `after`, for the lake and to scan, hold streams of changes,
+# and make pieces of others, all together: what cannot be answered in the event loop always finds one.
+THREADS = 448
 STOP_SECONDS = 3  # until a worker that has not ended is killed
 FINISH_SECONDS = 2  # for which a worker's requests may go on
 AGAIN_SECONDS = 1.0  # between two beginnings of a worker
@@ -147,7 +148,7 @@ def _server(config: Config, host: str, port: int) -> tuple[uvicorn.Server, socke
 
     from api.app import create_app
     from api.fast import Fast
-    from api.loop import HEAD, settings
+    from api.loop import HEAD, Limits, settings
 
     # With it DuckDB reads a table of Arrow's through a scanner, to leave out columns: twice the time of a few rows. Who needs it has it by now.
     sys.modules["pyarrow.dataset"] = None  # type: ignore[assignment]  # it is not to be had
@@ -167,8 +168,18 @@ def _server(config: Config, host: str, port: int) -> tuple[uvicorn.Server, socke
             await super().shutdown(sockets)
 
     assert isinstance(app.wsgi_app, Fast)
-    most = HEAD + 3 * config.api.max_key  # percent-encoded
-    return Server(settings(app, app.wsgi_app, most, THREADS, FINISH_SECONDS)), _bound(host, port)
+    head = HEAD + 3 * config.api.max_key  # percent-encoded
+    limits = Limits(head, config.api.max_body, config.api.max_time / 1000, _hosts(config.api))
+    return Server(settings(app, app.wsgi_app, limits, THREADS, FINISH_SECONDS)), _bound(host, port)
+
+
+def _hosts(api: Api) -> frozenset[str] | None:
+    """What callers may call this host, beside the names of this machine; None: anything, as they have to show a token. Without
+    tokens a page in a browser of this machine could else have its own name lead here, and would be let read all (DNS rebinding)."""
+    if api.tokens:
+        return None
+    own = urlsplit(api.address or "").hostname
+    return frozenset([*api.hosts, *([own] if own else [])])
 
 
 def _orphaned() -> None:

@@ -7,6 +7,7 @@ the key as it is, or the parts of a composite one, percent-encoded, with '/' bet
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -23,6 +24,12 @@ from api.typed import text_of
 SEED, M, R = 0x9747B28C, 0x5BD1E995, 24
 MANY = 64  # keys from which on it takes less time to do them all at once
 QUOTED = "[^A-Za-z0-9_.~-]"  # what is percent-encoded in a part
+
+
+def listed(text: str) -> frozenset[int] | None:
+    """The numbers of shards that a text lists, separated by commas; None where it does not."""
+    parts = text.split(",")
+    return frozenset(map(int, parts)) if all(re.fullmatch("[0-9]{1,4}", part) for part in parts) else None
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ from deltalake import DeltaTable
 
 from api import duck
 from api.cells import cell, value_of, values
-from api.columns import Columns, count, joined, lines, public, taken, time_of
+from api.columns import Columns, count, fitting, joined, lines, public, size, taken, time_of
+from api.deadline import Deadline
 from api.delta import pin, unpin
 from api.duck import quoted
 from api.exact import dumps
@@ -44,6 +45,8 @@ from statehouse.transpile import to_duckdb
 SOME = 100_000  # rows of a chunk, where few are expected
 MANY = 32  # rows from which on it takes less time to make them a column at a time
 STRIDE = 64  # a key in so many is kept as Python's values
+BYTES = 1 << 20  # of a page, about
+MOST_BYTES = 16 * BYTES  # that are looked through at once
 SHORTEST, LONGEST = 16, 4096  # rows that a scan takes at once
 AT_ONCE = 5000  # keys that are folded while what is new waits
 Row = dict[str, Any]
@@ -173,26 +176,30 @@ class Snapshot:
         bounds: tuple[Key, Inside | None] = ((), None),
         where: Where | None = None,
         settled: bool = False,
-    ) -> tuple[Columns, int | None]:
-        """The next states in the order of the key's columns, after a key that need not be there any more, and the position.
+        deadline: Deadline | None = None,
+    ) -> tuple[Columns, bool]:
+        """The next states in the order of the key's columns, after a key that need not be there any more, and whether there may be
+        more: they are at most ``limit``, and about :data:`BYTES`.
 
         ``bounds``: the key (or some first parts of one) to begin with, and a test whose first failure ends the scan;
         ``where``: a condition that each of them meets. ``settled``: as of when :meth:`settle` was called will do.
-        Raises ValueError where a part of ``after`` is not of its column's type.
+        Raises ValueError where a part of ``after`` is not of its column's type, and a problem where it is not made by the deadline.
         """
         if self.rule is None:
-            return {}, self.position
+            return {}, False
         least, inside = bounds
         last = self.key(after) if after is not None else ()
         begun = after is not None and last >= least
-        found, left = [], limit
-        position = self.position  # before the rows: they may be newer than it says, never older
-        for run in self._runs(last if begun else least, inside, begun, limit, where, settled):
-            found.append({name: column[:left] for name, column in run.items()})
-            left -= count(found[-1])
-            if left <= 0:
-                break
-        return self.public(joined(found)), position
+        found: list[Columns] = []
+        left, room = limit, BYTES
+        for run in self._runs(last if begun else least, inside, begun, limit, where, settled, deadline):
+            fit = fitting(run, left, room, some=left == limit)
+            found.append({name: column[:fit] for name, column in run.items()})
+            left -= fit
+            room -= size(found[-1])
+            if left <= 0 or fit < count(run):
+                return self.public(joined(found)), True
+        return self.public(joined(found)), False
 
     def settle(self, least: Key = (), inside: Inside | None = None) -> None:
         """Have what is pending of all keys folded, or of those from a key on and as long as they are ``inside``."""
@@ -475,6 +482,7 @@ class Snapshot:
         wanted: int = SHORTEST,
         where: Where | None = None,
         settled: bool = True,
+        deadline: Deadline | None = None,
     ) -> Iterator[Columns]:
         """The rows that are present from a key on, or after it where that has ``begun``, as long as they are ``inside``. They come
         in runs of about as many as are wanted; the last may be empty. What changes between two runs is seen or not. Where they are
@@ -485,6 +493,9 @@ class Snapshot:
             stop = bisect.bisect_left(range(stop), True, place, key=lambda i: not inside(self.key_at(i)))
         while True:
             until = min(place + run, stop)
+            if until - place > SHORTEST:
+                rows = {name: column[place:until] for name, column in self._shown.items()}
+                until = place + fitting(rows, run, MOST_BYTES, some=True)
             if not settled:
                 self.settle(start, inside if until == stop else self._before(until))
             held, changed = self._changed(start, begun, inside, range(place, until), until == stop, run)
@@ -493,8 +504,10 @@ class Snapshot:
                 (start, last), begun = changed[-1], True
                 until = min(until, last.place + last.there) if full else until
             rows = self._merged(place, until, held, [spot for _, spot in changed])
+            if deadline:
+                deadline.check()
             if where is not None:
-                rows, run = taken(rows, where.places(rows)), min(4 * run, 16 * LONGEST)
+                rows, run = taken(rows, where.places(rows, deadline)), min(4 * run, 16 * LONGEST)
             yield rows
             place = until
             if place >= stop and not full:

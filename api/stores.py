@@ -6,7 +6,7 @@ import datetime as dt
 import hashlib
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -18,7 +18,7 @@ from flask import Blueprint, Response, current_app, request
 from api import answers, formats, forward, keys, scans, schemas, where
 from api.after import After
 from api.bodies import body_of
-from api.columns import count, joined, lines
+from api.columns import Columns, count, fitting, joined, lines, size
 from api.declared import ARROW, CSV, JSON, NDJSON, Answer, Body, Parameter, Place, declared
 from api.exact import answer, dumps, listed
 from api.lake import Lake, Past
@@ -27,7 +27,7 @@ from api.replica import Replica
 from api.schemas import Schema
 from api.snapshot import Row, Snapshot
 from api.typed import canonical, whole
-from statehouse.config import Config, Store
+from statehouse.config import Api, Config, Store
 from statehouse.fold import Rule
 from statehouse.tables import opened, table
 
@@ -323,9 +323,9 @@ def lookup(store: str) -> Response:
     defined, snapshot = the_snapshot(store)
     snapshot = freshness(request.args.to_dict())(snapshot)
     asked = body_of(request).get("keys")
-    most = current_app.extensions["statehouse"].config.api.max_rows
-    if not isinstance(asked, list) or len(asked) > most:
-        raise Problem(400, "bad-body", f'expected {{"keys": [...]}} with at most {most} keys')
+    api: Api = current_app.extensions["statehouse"].config.api
+    if not isinstance(asked, list) or len(asked) > api.max_rows:
+        raise Problem(400, "bad-body", f'expected {{"keys": [...]}} with at most {api.max_rows} keys')
     kinds = keys.kinds(defined, snapshot.rule)
     parts = [
         keys.typed([_text(part) for part in key], defined, kinds)
@@ -394,13 +394,26 @@ def scan(store: str) -> Response:
         response = formats.streamed(found.pages(), kind, snapshot.schema())
         response.headers.update(forward.said(found.position, found.offsets))
     else:
-        rows = joined([*found.pages()] or [{}])
-        more, rows = count(rows) > limit, {name: column[:limit] for name, column in rows.items()}
+        rows, whole = _in_room(found.pages(), replica.config.api.max_answer)
+        more = count(rows) > limit or not whole
+        rows = {name: column[:limit] for name, column in rows.items()}
         following = keys.cursor(snapshot.last(rows)) if more else None
         besides = {"cursor": following, "position": found.position, **provisional(found.offsets)}
         response = listed(lines(rows) if rows else [], besides)
     response.headers[forward.PLACE] = found.place
     return response
+
+
+def _in_room(pages: Iterator[Columns], room: int) -> tuple[Columns, bool]:
+    """The rows of some pages, as many as there is room for, and whether these are all."""
+    found: list[Columns] = []
+    for rows in pages:
+        fit = fitting(rows, count(rows), room, some=not found)
+        found.append({name: column[:fit] for name, column in rows.items()})
+        room -= size(found[-1])
+        if fit < count(rows) or room <= 0:
+            return joined(found), False
+    return joined(found or [{}]), True
 
 
 def limit_of(asked: dict[str, str], default: int, most: int) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -103,12 +104,12 @@ def list_tasks() -> Response:
     wanted = {p.name: request.args[p.name] for p in FILTERS if p.name in request.args}
     if (status := wanted.get("status")) is not None and status not in STATUSES:
         raise Problem(400, "bad-parameter", f"status: found {status[:100]!r}, expected {', '.join(STATUSES)}")
-    rows = the_lake().tasks(wanted, after, limit + 1)
+    rows, more = the_lake().tasks(wanted, after, limit)
     following = None
-    if len(rows) > limit:
-        since = rows[limit - 1]["due"] - dt.datetime(1970, 1, 1)
-        following = keys.cursor([str(since // dt.timedelta(microseconds=1)), rows[limit - 1]["id"]])
-    return exact.answer({"rows": rows[:limit], "cursor": following})
+    if more:
+        since = rows[-1]["due"] - dt.datetime(1970, 1, 1)
+        following = keys.cursor([str(since // dt.timedelta(microseconds=1)), rows[-1]["id"]])
+    return exact.answer({"rows": rows, "cursor": following})
 
 
 @writes.post("/tasks")
@@ -169,11 +170,11 @@ def delete_task(id: str) -> Response:
     config = _config()
     streamed = {stream.topic for stream in config.streams.values()}
     row = the_lake().task(id)
-    asked = re.fullmatch(rf"({topics.NAME}):([0-9]{{1,9}}):[0-9]{{1,18}}", id)
+    asked = re.fullmatch(rf"({topics.NAME}):([0-9]{{1,9}}):([0-9]{{1,18}})", id)
     partition = None
     if asked and asked[1] in streamed:  # it may not be in the table yet; after it in the same partition it is known
         topic, partition, key = asked[1], int(asked[2]), ""
-        if partition not in kafka.partitions(config.kafka, topic):
+        if row is None and not _asked_at(config, topic, partition, int(asked[3])):
             raise _unknown(id)
     elif row:
         topic, key = config.streams[row["stream"]].topic, row["key"] or ""
@@ -185,6 +186,19 @@ def delete_task(id: str) -> Response:
     record = Record(key, exact.dumps({"id": id}), ((OP_HEADER, "cancel"),))
     document = written(topic, [record], lambda _: {"id": id}, partition)
     return exact.answer(document, 202)
+
+
+def _asked_at(config: Config, topic: str, partition: int, offset: int) -> bool:
+    """Whether the record at a place asks for a task. Only so many requests find that out at once."""
+    looks: threading.Semaphore = current_app.extensions["statehouse"].looks
+    if not looks.acquire(blocking=False):
+        raise Problem(503, "busy", "found too many requests that wait for Kafka, expected fewer")
+    try:
+        if partition not in kafka.partitions(config.kafka, topic):
+            return False
+        return (kafka.headers_at(config.kafka, topic, partition, offset) or {}).get(OP_HEADER) == b"task"
+    finally:
+        looks.release()
 
 
 def _unknown(id: str) -> Problem:

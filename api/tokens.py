@@ -13,6 +13,7 @@ import hmac
 import logging
 import os
 import re
+import reprlib
 import threading
 from typing import Any, NamedTuple
 
@@ -60,6 +61,8 @@ class Tokens:
             self._holders = read(self._file)
         except ConfigError as error:
             log.error("%s; the tokens of before stay valid", error)
+        except Exception as error:  # that nobody foresaw; what it says may have a token in it
+            log.error("%s: %s; the tokens of before stay valid", self._file, type(error).__name__)
 
     def _look(self) -> tuple[int, int, int] | None:
         try:
@@ -85,11 +88,15 @@ def read(file: str) -> list[Holder]:
 
 def _holder(file: str, document: YamlFile, name: Any, entry: Any) -> Holder:
     if not isinstance(entry, dict) or set(entry) != {"token", "scopes"}:
-        found = ", ".join(map(str, entry)) if isinstance(entry, dict) else "something else"
+        # A token may stand in the place of a name.
+        names = (
+            [str(n) if n in ("token", "scopes") else "another name" for n in entry] if isinstance(entry, dict) else []
+        )
+        found = ", ".join(names) if isinstance(entry, dict) else "something else"
         raise _wrong(file, document, (name,), found or "nothing", "token and scopes")
     token, scopes = entry["token"], entry["scopes"]
     if not isinstance(scopes, list) or not scopes or not all(scope in SCOPES for scope in scopes):
-        raise _wrong(file, document, (name, "scopes"), repr(scopes), f"a list of {', '.join(SCOPES)}")
+        raise _wrong(file, document, (name, "scopes"), reprlib.repr(scopes), f"a list of {', '.join(SCOPES)}")
     if not isinstance(token, str):
         raise _wrong(file, document, (name, "token"), type(token).__name__, "a text, in quotes if need be")
     if token.startswith("sha256:"):

@@ -10,7 +10,7 @@ import datetime as dt
 import functools
 import math
 import re
-from decimal import Decimal
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from typing import Any
 
 from sqlglot import exp
@@ -20,6 +20,7 @@ from statehouse.payload import GREATEST_FLOAT
 from statehouse.types import FORMS
 
 LARGEST = {"FLOAT": GREATEST_FLOAT, "DOUBLE": 1.7976931348623157e308}
+EXACT = Context(prec=38, Emax=MAX_EMAX, Emin=MIN_EMIN)  # as many digits as a DECIMAL can have
 BITS = {"TINYINT": 8, "SMALLINT": 16, "INT": 32, "BIGINT": 64}
 _TIME = re.compile(
     r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)(:\d\d)?(\.\d{1,6})?(Z|[+-]\d\d:\d\d)?)?",
@@ -78,7 +79,8 @@ def conforming(value: Any, kind: str) -> Any:
         return format(_decimal(Decimal(value), plain), "f")
     if plain in ("FLOAT", "DOUBLE"):
         # As the schema writes it, not as the double that either would be rounded to.
-        if type(value) not in (int, Decimal) or abs(value) > Decimal(repr(LARGEST[plain])):
+        # copy_abs: abs() rounds, and raises where the exponent is large.
+        if type(value) not in (int, Decimal) or Decimal(value).copy_abs() > Decimal(repr(LARGEST[plain])):
             raise ValueError(f"expected a number ({plain})")
         return value
     if plain == "BOOLEAN":
@@ -156,13 +158,17 @@ def _integer(number: int, kind: str) -> int:
 def _decimal(number: Decimal, kind: str) -> Decimal:
     found = re.fullmatch(r"DECIMAL\((\d+),\s*(\d+)\)", kind)
     precision, scale = (int(found[1]), int(found[2])) if found else (10, 0)
-    # By hand: Decimal's own methods round to 28 digits, and a DECIMAL may have 38.
-    digits, exponent = "".join(map(str, number.as_tuple().digits)), int(number.as_tuple().exponent)
-    significant = digits.rstrip("0")
+    if not number:
+        return Decimal(0)  # not as it was sent: written out, 0e-400000000 has as many zeros
+    # What more digits than a DECIMAL can have would be rounded to is another number, and the digits of this one are few.
+    least = EXACT.plus(number)
+    _, digits, exponent = least.as_tuple()
+    assert isinstance(exponent, int)
+    significant = "".join(map(str, digits)).rstrip("0")
     exponent += len(digits) - len(significant)
-    if number and (-exponent > scale or len(significant) + exponent > precision - scale):
+    if least != number or -exponent > scale or len(significant) + exponent > precision - scale:
         raise ValueError(f"expected a number of at most {precision} digits, {scale} of them decimals ({kind})")
-    return number
+    return least
 
 
 def _date(text: str) -> str:

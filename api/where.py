@@ -8,7 +8,9 @@ decimals and times compare as in SQL.
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from decimal import Decimal
 from typing import Any
 
@@ -17,6 +19,7 @@ import pyarrow as pa
 from sqlglot import exp, parse_one
 from sqlglot.errors import SqlglotError
 
+from api.deadline import Deadline
 from api.duck import quoted
 from api.typed import canonical
 
@@ -31,6 +34,7 @@ COMPARE: dict[type[exp.Expr], tuple[str, str]] = {  # as it is, and with its sid
     exp.GTE: (">=", "<="),
 }
 SUCH_AS = "comparisons with literals, such as value > 10 AND key LIKE 'a%' (also OR, NOT, IN, BETWEEN, IS NULL)"
+ANY = {"%": ".*", "_": "."}  # of a LIKE, as a regular expression
 NUMBERS = ("TINYINT", "SMALLINT", "INT", "BIGINT", "DECIMAL", "FLOAT", "DOUBLE")
 PLAIN = (*NUMBERS, "BOOLEAN", "STRING", "DATE", "TIMESTAMP")
 
@@ -53,8 +57,8 @@ class Where:
         except (SqlglotError, RecursionError):
             raise ValueError(f"found {text[:100]!r}, expected {SUCH_AS}") from None
 
-    def places(self, columns: Mapping[str, pa.Array]) -> list[int]:
-        """Which rows of some columns meet the condition, by their numbers."""
+    def places(self, columns: Mapping[str, pa.Array], deadline: Deadline | None = None) -> list[int]:
+        """Which rows of some columns meet the condition, by their numbers; a problem where that is not known by the deadline."""
         count = len(next(iter(columns.values()), ()))
         if not count:
             return []
@@ -62,11 +66,9 @@ class Where:
         try:
             rows = {name: column for name, column in columns.items() if name in self._types}
             cursor.register("_asked", pa.table({**rows, "_place": pa.array(range(count), pa.int64())}))
-            return (
-                cursor.execute(f"SELECT _place FROM _asked WHERE {self.sql}", self.bound)
-                .fetchnumpy()["_place"]
-                .tolist()
-            )
+            with deadline.over(cursor) if deadline else nullcontext():
+                found = cursor.execute(f"SELECT _place FROM _asked WHERE {self.sql}", self.bound).fetchnumpy()
+            return found["_place"].tolist()
         finally:
             cursor.close()
 
@@ -104,6 +106,11 @@ class Where:
         if operator == "LIKE" and self._types[name].upper() != "STRING":
             raise ValueError(f"found LIKE on {name}, expected a column that is text")
         self._bind(name, value)
+        if operator == "LIKE" and "_" in self.bound[-1]:
+            # DuckDB tries every way to match a pattern with '_': their number doubles with each '%'. Its regular expressions take
+            # each character of a value once.
+            self.bound[-1] = "".join(ANY.get(part, re.escape(part)) for part in self.bound[-1])
+            return f"regexp_full_match({quoted(name)}, ?, 's')"
         return f"({quoted(name)} {operator} ?)"
 
     def _column(self, node: exp.Expr) -> str:

@@ -42,7 +42,7 @@ def asked(config: Config, how: str) -> None:
     for number in random.Random(1).sample(range(KEYS), ASKED + 1):
         key = f"key-{number}"
         began = time.monotonic()
-        events += len(lake.history(replica.snapshot("total"), [key], None, 1000)[0])
+        events += len(lake.history(replica.snapshot("total"), [key], None, 1000)[0].rows)
         took.append(time.monotonic() - began)
         may.append(pc.sum(_may_have({"key": key}, files)).as_py())
     size = pc.sum(files["size_bytes"]).as_py() / 2**20

@@ -41,6 +41,7 @@ from statehouse.values import (
     Cron,
     Duration,
     Expression,
+    Host,
     Instance,
     Keys,
     Name,
@@ -352,9 +353,11 @@ class Api(_Model):
     max_body: int = Field(default=1_000_000, ge=1)  # bytes
     max_key: int = Field(default=32_768, ge=1)  # bytes
     max_rows: int = Field(default=10_000, ge=1)
+    max_answer: int = Field(default=8_000_000, ge=1)  # bytes, about
     max_time: Duration = Field(default=60_000, ge=1)  # ms
     rate_limit: float | None = Field(default=None, gt=0, allow_inf_nan=False)  # requests per second
     cors: list[Origin] = Field(default_factory=list)
+    hosts: list[Host] = Field(default_factory=list)  # names of this machine, where there are no tokens
     max_lag: Duration | None = None  # ms
     replica: Literal["memory", "disk", "none"] = "memory"
     cache: str | None = None  # a folder of this machine, of a replica on disk

@@ -231,6 +231,33 @@ def first_time(properties: dict[str, Any], topic: str, offsets: Mapping[int, int
         consumer.close()
 
 
+def headers_at(
+    properties: dict[str, Any], topic: str, partition: int, offset: int, timeout: float = 5.0
+) -> dict[str, bytes] | None:
+    """The headers of the record at a place; None where there is none. Raises :class:`KafkaUnavailable`."""
+    settings = {**librdkafka(properties), "group.id": "statehouse-tasks", "enable.auto.commit": False}
+    consumer = Consumer({**settings, "enable.partition.eof": True, "auto.offset.reset": "error"})
+    try:
+        consumer.assign([TopicPartition(topic, partition, offset)])
+        until = time.monotonic() + timeout
+        while True:
+            message = consumer.poll(max(0.0, until - time.monotonic()))
+            if message is None:
+                raise KafkaUnavailable(
+                    f"Kafka at {properties.get('bootstrap.servers')}: no record of {topic!r} in time"
+                )
+            error = message.error()
+            if error is None:
+                headers: Any = message.headers() or []
+                return dict(headers) if message.offset() == offset else None
+            if error.code() in (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET):
+                return None
+            if error.code() != KafkaError._ALL_BROKERS_DOWN and not error.retriable():
+                raise _unavailable(properties, error)
+    finally:
+        consumer.close()
+
+
 def end_offsets(properties: dict[str, Any], topic: str, timeout: float = 5.0) -> dict[int, tuple[int, int]]:
     """Each partition's first kept and next offset; under ``read_committed`` up to the first transaction that is open. Raises
     :class:`KafkaUnavailable`."""

@@ -66,7 +66,7 @@ def read(text: str | bytes | msgspec.Raw) -> Any:
     Raises :class:`Refused` for what is not JSON, and for what is nested more than :data:`DEEPEST` levels deep.
     """
     if not isinstance(text, msgspec.Raw):
-        _check_depth(text)
+        check_depth(text)
     try:
         return _ANY.decode(text)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
@@ -167,7 +167,7 @@ class Decoder:
             if text is not None:
                 try:
                     if len(text) > 2 * DEEPEST:
-                        _check_depth(text)
+                        check_depth(text)
                     row = decode(text)
                 except (msgspec.MsgspecError, RecursionError, Refused):
                     left.add(index)
@@ -239,8 +239,8 @@ def _as_text(text: str | bytes | msgspec.Raw) -> str:
     return text if isinstance(text, str) else bytes(text).decode(errors="replace")
 
 
-def _check_depth(text: str | bytes) -> None:
-    """Refuse what is nested too deeply."""
+def check_depth(text: str | bytes) -> None:
+    """Raises :class:`Refused` for JSON text that is nested more than :data:`DEEPEST` levels deep, whoever reads it."""
     brackets = (text.count("[") + text.count("{")) if isinstance(text, str) else text.count(b"[") + text.count(b"{")
     if brackets <= DEEPEST:
         return

@@ -159,6 +159,12 @@ def _origin(text: str) -> str:
     return text
 
 
+def _host(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]", text):
+        raise ValueError(f"found {text!r}, expected the name of a host, without a port, such as 'state.example.org'")
+    return text.lower()
+
+
 def _instance(text: str) -> str:
     if not re.fullmatch(r"https?://[^/\s?#]+:\d{1,5}/?", text):
         raise ValueError(f"found {text!r}, expected an instance such as 'http://10.0.0.1:8080'")
@@ -201,6 +207,7 @@ Expression = Annotated[str, BeforeValidator(_expression)]
 Name = Annotated[str, AfterValidator(_name)]
 Topic = Annotated[str, AfterValidator(_topic)]
 TopicPatterns = Annotated[list[Annotated[str, BeforeValidator(_topic_pattern)]], BeforeValidator(_topics)]
+Host = Annotated[str, AfterValidator(_host)]
 Instance = Annotated[str, AfterValidator(_instance)]
 Origin = Annotated[str, AfterValidator(_origin)]
 Schema = Annotated[str, AfterValidator(lambda s: parse_schema(s) and s)]

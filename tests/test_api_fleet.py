@@ -7,13 +7,16 @@ import http.client
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -432,6 +435,64 @@ def test_one_dies_one_is_restarted_one_is_added(config: Config, tmp_path: Path) 
 def _all(port: int) -> dict[str, float]:
     rows = get(port, "/stores/last/keys?limit=10000")[1]["rows"]
     return {r["key"]: r["value"] for r in rows}
+
+
+@pytest.mark.slow
+def test_one_that_hangs_is_waited_for_once(config: Config, tmp_path: Path) -> None:
+    """With `max_time` as it is by default, a minute; those who scan and who follow the changes go on, too."""
+    names, sales = filled(config, 400)
+    with fleet(tmp_path, 3) as instances:
+        instances.settled()
+        here = instances.ports[0]
+        has = get(here, "/processors")[1]["map"]
+        # Whom this one asks first for the keys of some shards.
+        hanging = int(next(h[0] for h in has if f"http://127.0.0.1:{here}" not in h).rpartition(":")[2])
+        first = {
+            n
+            for n, h in enumerate(has)
+            if h[0] == f"http://127.0.0.1:{hanging}" and f"http://127.0.0.1:{here}" not in h
+        }
+        asked = [k for k in names if number((k,), SHARDS) in first]
+        values = {k: float(n) for n, k in enumerate(names)}
+        follower = Follower([here], "last", ["key"])
+        eventually(lambda: follower.connections)
+        stopped = [instances.running[hanging].pid, *children(instances.running[hanging].pid)]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            begun = time.monotonic()
+            took = []
+            with ThreadPoolExecutor(8) as threads:
+                for value, key in zip(threads.map(partial(point, here), asked[:40]), asked[:40], strict=True):
+                    assert value == values[key]
+                    took.append(time.monotonic() - begun)
+            assert 1 < max(took) < 20, "not twice max_time and more"
+            eventually(lambda: not up(here, hanging))
+            begun = time.monotonic()
+            for key in asked:
+                assert point(here, key) == values[key]
+            assert (time.monotonic() - begun) / len(asked) < 0.5, "nobody waits for it any more"
+            assert len(_all(here)) == len(names)
+            head = sales.append({"customer": "new", "weight": 1.0})
+            eventually(lambda: follower.wrong or follower.position >= head)
+            assert not follower.wrong
+            print(f"the slowest of the first reads took {max(took):.1f} s")
+        finally:
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+        eventually(lambda: up(here, hanging))
+        follower.stop()
+        assert _all(hanging)["new"] == 1.0
+
+
+def point(port: int, key: str) -> float:
+    return get(port, f"/stores/last/keys/{quote(key, safe='')}")[1]["value"]
+
+
+def up(port: int, other: int) -> bool:
+    """Whether an instance says that another one is there."""
+    instances = get(port, "/processors")[1]["instances"]
+    return next(i["up"] for i in instances if i["address"] == f"http://127.0.0.1:{other}")
 
 
 @pytest.mark.slow

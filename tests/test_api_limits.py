@@ -14,18 +14,20 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from flask import Flask
 from flask.testing import FlaskClient
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from api import changes, create_app, idempotency, lake, producer, server
-from api.app import WAITS
+from api import bridge, changes, create_app, deadline, idempotency, lake, producer, server
+from api.app import LOOKS, WAITS
+from api.deadline import Deadline, Turns
 from api.lake import WAITING, Lake
+from api.problems import Problem
 from api.rate import Rate
 from tests.test_api_bulk import post
-from tests.test_api_lake import eventually
+from tests.test_api_lake import State, eventually
 from tests.test_api_reads import problem
 from tests.test_api_tokens import BOTH, READER, bearing, with_tokens
 from tests.test_api_writes import made
@@ -271,8 +273,86 @@ def test_only_so_many_wait_for_a_write(serving) -> None:
     problem(client.get(f"{path}0"), 504, "not-yet")
 
 
+def test_only_so_many_scan_and_wait_to_scan(serving) -> None:
+    app = serving(max_time=300)
+    app.extensions["statehouse"].turns = turns = Turns(at_once=1, waiting=1)
+    client, path = app.test_client(), "/stores/last/keys"
+    with Deadline(60, bool, turns).turn():
+        problem(client.get(path), 503, "too-slow")
+        with ThreadPoolExecutor(1) as threads:
+            waits = threads.submit(app.test_client().get, path)
+            eventually(lambda: turns.places._value == 0)
+            refused = client.get(path)
+            problem(refused, 503, "busy")
+            assert refused.headers["Retry-After"]
+            problem(waits.result(), 503, "too-slow")
+        streamed = Deadline(60, bool, turns)
+        streamed.renew()  # has no place among those who wait
+        with ThreadPoolExecutor(1) as threads:
+            piece = threads.submit(lambda: streamed.turn().__enter__())
+            assert not piece.done()
+            turns.turns.release()
+            piece.result()
+    assert client.get(path).status_code == client.get(path, headers={"Accept": "text/csv"}).status_code == 200
+
+
+def test_a_turn_is_not_waited_for_when_the_caller_has_left() -> None:
+    turns, gone = Turns(at_once=1), threading.Event()
+    with Deadline(60, bool, turns).turn(), ThreadPoolExecutor(1) as threads:
+        waits = threads.submit(lambda: Deadline(60, gone.is_set, turns).turn().__enter__())
+        gone.set()
+        with pytest.raises(Problem):
+            waits.result(20)
+
+
+def test_the_lake_and_a_write_are_not_waited_for_when_the_caller_has_left(serving) -> None:
+    app, gone = serving(max_time=60_000), threading.Event()
+    given = {"environ_overrides": {bridge.GONE: gone.is_set}}
+    DeltaTable.create(f"{app.extensions['statehouse'].lake.config.root}/quarantine/sales", REFUSED)
+    with reading(app.extensions["statehouse"].lake), ThreadPoolExecutor(2) as threads:
+        waits = [
+            threads.submit(app.test_client().get, path, **given)
+            for path in (QUARANTINE, "/stores/status/keys/a?after=agent-reports:0:0&timeout=60")
+        ]
+        time.sleep(0.3)
+        assert not any(wait.done() for wait in waits)
+        gone.set()
+        problem(waits[0].result(20), 503, "too-slow")
+        problem(waits[1].result(20), 504, "not-yet")
+
+
+def test_only_so_many_bytes(serving) -> None:
+    app = serving(max_answer=10_000)
+    client, config = app.test_client(), app.extensions["statehouse"].config
+    many = {f"{n:03}" + "x" * 1000: n for n in range(50)}
+    State(config, "pairs").write(4, *({"customer": k, "till": 1, "value": v} for k, v in many.items()))
+    eventually(lambda: client.get("/stores/pairs").get_json()["keys"] == 50)
+
+    def pages(path: str, limit: int) -> Iterator[dict]:
+        cursor: str | None = ""
+        while cursor is not None:
+            page = client.get(f"{path}?limit={limit}" + (f"&cursor={cursor}" if cursor else "")).get_json()
+            assert 0 < len(page["rows"]) < 15
+            yield from page["rows"]
+            cursor = page["cursor"]
+
+    assert [row["value"] for row in pages("/stores/pairs/keys", 100)] == list(many.values())
+    keys = [[key, 1] for key in many]
+    assert len(client.post("/stores/pairs/lookup", json={"keys": keys[:8]}).get_json()["rows"]) == 8
+    refused = client.post("/stores/pairs/lookup", json={"keys": keys})
+    assert "more than 10,000 bytes" in problem(refused, 413, "too-large")["detail"]
+    path = f"{config.root}/quarantine/sales"
+    row = {"partition": 0, "payload": "x" * 3000, "reason": "r", "topic": "t"}
+    DeltaTable.create(path, REFUSED)
+    write_deltalake(
+        path, pa.Table.from_pylist([{**row, "offset": n} for n in range(10)], schema=REFUSED), mode="append"
+    )
+    assert [row["offset"] for row in pages(QUARANTINE, 10)] == list(range(9, -1, -1))
+
+
 def test_there_is_always_a_thread_for_a_point_read() -> None:
-    assert producer.WAITING + idempotency.WAITING + 2 * (lake.WAITING + 1) + WAITS + changes.STREAMS < server.THREADS
+    waiting = producer.WAITING + idempotency.WAITING + 2 * (lake.WAITING + 1) + WAITS + LOOKS + changes.STREAMS
+    assert waiting + deadline.WAITING + 2 * bridge.PIECES < server.THREADS - 64
 
 
 @contextmanager

@@ -6,16 +6,19 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
 import uvicorn
 
-from api import bridge
-from api.loop import Said, in_ascii, parts, said, settings
+from api import bridge, loop
+from api.loop import ROOM, Connection, Limits, Said, in_ascii, parts, said, settings
+from api.room import Room
 from tests.test_api_lake import eventually
 
+LIMITS = Limits(head=10_000, body=2_000_000, seconds=20)
 HOST = b"Host: localhost\r\n"
 PATH = b"/stores/s/keys/k"
 
@@ -42,11 +45,18 @@ class Serving:
         self.known = Known()
         self.given: list[dict[str, Any]] = []
         self.app: Callable[..., Iterable[bytes]] = self.echo
-        config = settings(self.handle, self.known, 10_000, 8, 1)  # type: ignore[arg-type]
+        config = settings(self.handle, self.known, LIMITS, 8, 1)  # type: ignore[arg-type]
         self.server = uvicorn.Server(config)
         self.door = socket.create_server(("127.0.0.1", 0))
         self.port = self.door.getsockname()[1]
         self.thread = threading.Thread(target=self.server.run, args=([self.door],))
+
+    def limited(self, room: int = ROOM, **changes: Any) -> None:
+        """From the next connection on other limits, and another room for slow callers."""
+        limits = LIMITS._replace(**changes)
+        made = partial(Connection, self.known, limits, Room(room), Room(room))  # type: ignore[arg-type]
+        self.server.config.http_protocol_class = made  # type: ignore[assignment]
+        self.server.config.loaded_app._most = limits.body
 
     def handle(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         self.given.append(environ)
@@ -244,34 +254,33 @@ def test_who_asks_before_it_sends_a_body(serving: Serving) -> None:
         connection.sendall(b"abc")
         assert bodies(rest(connection)) == [b"PUT /p abc"]
 
-    def refuses(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        start("413 Content Too Large", [("Content-Length", "0")])
-        return []
-
-    serving.app = refuses
-    sent = request(b"/p", b"Expect: 100-continue", b"Content-Length: 3", method=b"PUT", close=True)
-    assert serving.asked(sent).startswith(b"HTTP/1.1 413 ")
+    sent = request(b"/p", b"Expect: 100-continue", b"Content-Length: 2000001", method=b"PUT", close=True)
+    assert serving.asked(sent).startswith(b"HTTP/1.1 200 "), (
+        "what the app says to one that is too long, and nothing before"
+    )
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_that_breaks_off_is_none(serving: Serving, chunked: bool) -> None:
-    broken: list[BaseException] = []
-
-    def reads(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        try:
-            return serving.echo(environ, start)
-        except BaseException as error:
-            broken.append(error)
-            raise
-
-    serving.app = reads
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_a_body_that_breaks_off_is_none(serving: Serving, chunked: bool, pieces: int) -> None:
     header = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: 5"
+    sent = request(b"/p", header, method=b"PUT", body=b"4\r\nabcd\r\n" if chunked else b"abcd")
     with serving.connected() as connection:
-        connection.sendall(request(b"/p", header, method=b"PUT", body=b"4\r\nabcd\r\n" if chunked else b"abcd"))
-        eventually(lambda: len(serving.given) == 1)
-        assert not broken
-    eventually(lambda: len(broken) == 1)
-    assert isinstance(broken[0], OSError)
+        connection.sendall(sent if pieces == 1 else sent[:-2])
+        if pieces == 2:
+            time.sleep(0.05)
+            connection.sendall(sent[-2:])
+        connection.shutdown(socket.SHUT_WR)
+        assert rest(connection).startswith(b"HTTP/1.1 400 ")
+    assert not serving.given, "nobody is asked"
+
+
+def test_a_body_that_is_too_long_is_not_read_to_its_end(serving: Serving) -> None:
+    serving.limited(body=1000)
+    chunks = b"Transfer-Encoding: chunked"
+    with serving.connected() as connection:
+        connection.sendall(request(b"/p", chunks, method=b"PUT", close=True, body=b"800\r\n" + b"x" * 0x800 + b"\r\n"))
+        assert len(bodies(rest(connection))[0]) > 1000, "enough to see it"
 
 
 def test_a_body_that_goes_on_wrong(serving: Serving) -> None:
@@ -280,16 +289,43 @@ def test_a_body_that_goes_on_wrong(serving: Serving) -> None:
     assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1 ") == 1
 
 
-def test_a_body_that_does_not_go_on(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bridge, "SILENT_SECONDS", 0.2)
-    sent = request(b"/p", b"Content-Length: 5", method=b"PUT", close=True, body=b"a")
-    assert serving.asked(sent).startswith(b"HTTP/1.1 500 "), "what an app makes of it; Flask 400"
+def test_bodies_have_a_time_to_come_and_no_thread_meanwhile(serving: Serving) -> None:
+    serving.limited(seconds=1)
+    with ExitStack() as stack:
+        slow = [stack.enter_context(serving.connected()) for _ in range(20)]  # more than there are threads
+        for number, connection in enumerate(slow):
+            header = b"Expect: 100-continue" if number % 2 else b"X: 1"
+            connection.sendall(request(b"/p", header, b"Content-Length: 50", method=b"PUT", body=b"a"))
+        for _ in range(3):
+            assert bodies(serving.asked(request(b"/2", close=True))) == [b"GET /2 "]
+            for connection in slow:
+                connection.sendall(b"a")
+        for number, connection in enumerate(slow):
+            answer = rest(connection).removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n" * (number % 2))
+            assert answer.startswith(b"HTTP/1.1 408 ") and b"connection: close" in answer
+    assert len(serving.given) == 3
+
+
+def test_slow_bodies_have_only_so_much_room(serving: Serving) -> None:
+    serving.limited(room=1_000_000)
+    with ExitStack() as stack:
+        slow = [stack.enter_context(serving.connected()) for _ in range(4)]
+        for number, connection in enumerate(slow):
+            connection.sendall(
+                request(b"/p", b"Content-Length: 400001", method=b"PUT", close=True, body=b"a" * 400_000)
+            )
+            if number == 2:
+                assert rest(slow[0]).startswith(b"HTTP/1.1 408 "), "the oldest, for the third one"
+        assert rest(slow[1]).startswith(b"HTTP/1.1 408 ")
+        for connection in slow[2:]:
+            connection.sendall(b"a")
+            assert len(bodies(rest(connection))[0]) == len(b"PUT /p ") + 400_001
 
 
 def test_a_slow_reader_holds_up_who_makes_the_answer(serving: Serving) -> None:
     made = []
 
-    def endless(environ: dict[str, Any], start: Callable[..., Any]) -> Iterator[bytes]:
+    def counted(environ: dict[str, Any], start: Callable[..., Any]) -> Iterator[bytes]:
         start("200 OK", [])
         try:
             while True:
@@ -298,7 +334,7 @@ def test_a_slow_reader_holds_up_who_makes_the_answer(serving: Serving) -> None:
         finally:
             made.append(0)
 
-    serving.app = endless
+    serving.app = counted
     with serving.connected() as connection:
         connection.sendall(request(b"/"))
         assert connection.recv(100).startswith(b"HTTP/1.1 200 OK\r\n")
@@ -311,6 +347,63 @@ def test_a_slow_reader_holds_up_who_makes_the_answer(serving: Serving) -> None:
         eventually(lambda: len(made) > before)
         assert size > 100_000
     eventually(lambda: made[-1] == 0)
+
+
+def endless(environ: dict[str, Any], start: Callable[..., Any]) -> Iterator[bytes]:
+    """A stream without an end."""
+    start("200 OK", [])
+    while True:
+        yield b"x" * 100_000
+
+
+def test_who_does_not_read_is_cut_off_and_has_no_thread(serving: Serving) -> None:
+    serving.limited(seconds=1)
+
+    def app(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["PATH_INFO"] == "/whole":
+            start("200 OK", [("Content-Length", "20000000")])
+            return [b"x" * 20_000_000]
+        return endless(environ, start) if environ["PATH_INFO"] == "/endless" else serving.echo(environ, start)
+
+    serving.app = app
+    with ExitStack() as stack:
+        slow = [stack.enter_context(serving.connected()) for _ in range(20)]  # more than there are threads
+        begun = time.monotonic()
+        for number, connection in enumerate(slow):
+            connection.sendall(request((b"/endless", b"/whole")[number % 2], close=number % 4 == 1))
+        for _ in range(3):
+            assert bodies(serving.asked(request(b"/2", close=True))) == [b"GET /2 "]
+        for connection in slow:
+            with suppress(ConnectionError):
+                assert len(connection.recv(1)) == 1
+        eventually(lambda: not serving.server.server_state.connections)
+        assert time.monotonic() - begun >= 1
+        for connection in slow:
+            with suppress(ConnectionError):
+                rest(connection)
+
+
+def test_answers_that_nobody_reads_have_only_so_much_room(serving: Serving) -> None:
+    serving.limited(room=30_000_000)  # some of each the machine takes
+    body = b"x" * 20_000_000
+
+    def large(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        start("200 OK", [("Content-Length", str(len(body)))])
+        return [body]
+
+    serving.app = large
+    with ExitStack() as stack:
+        slow = [stack.enter_context(serving.connected()) for _ in range(4)]
+        for connection in slow:
+            connection.sendall(request(b"/", close=True))
+            assert connection.recv(1)
+        whole = []
+        for connection in slow:
+            try:
+                whole.append(rest(connection).endswith(body))
+            except ConnectionError:
+                whole.append(False)
+    assert not whole[0] and whole[3], "who has waited for the longest is cut off"
 
 
 def test_a_stream_ends_when_its_reader_leaves(serving: Serving) -> None:
@@ -346,6 +439,71 @@ def test_a_stream_ends_when_its_reader_leaves(serving: Serving) -> None:
             events.release()
             time.sleep(0.05)
         assert closed.wait(120)
+
+
+def test_who_sends_no_more_is_answered(serving: Serving) -> None:
+    def app(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        time.sleep(0.2)
+        if environ["PATH_INFO"] != "/pieces":
+            return serving.echo(environ, start)
+        start("200 OK", [])
+        return (piece for piece in (b"a", b"b"))
+
+    serving.app = app
+    for sent in (
+        request(PATH),
+        request(b"/1"),
+        request(b"/1").replace(b"1.1", b"1.0"),
+        request(b"/1") * 3,
+        request(PATH) + request(b"/1"),
+        request(b"/p", b"Content-Length: 3", method=b"PUT", body=b"abc"),
+        request(b"/1") * 300,
+    ):
+        serving.app = serving.echo if sent.count(HOST) > 3 else app
+        with serving.connected() as connection:
+            connection.sendall(sent)
+            connection.shutdown(socket.SHUT_WR)
+            assert len(bodies(rest(connection))) == sent.count(HOST)
+    serving.app = app
+    with serving.connected() as connection:
+        connection.sendall(request(b"/pieces"))
+        connection.shutdown(socket.SHUT_WR)
+        assert rest(connection).endswith(b"1\r\na\r\n1\r\nb\r\n0\r\n\r\n")
+    with serving.connected() as connection:
+        connection.shutdown(socket.SHUT_WR)
+        assert rest(connection) == b""
+
+
+def test_who_works_is_told_that_the_caller_has_left(serving: Serving) -> None:
+    seen = threading.Event()
+
+    def works(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        until = time.monotonic() + 60
+        while time.monotonic() < until and not environ[bridge.GONE]():
+            time.sleep(0.02)
+        if time.monotonic() < until:
+            seen.set()
+        return serving.echo(environ, start)
+
+    serving.app = works
+    with serving.connected() as connection:
+        connection.sendall(request(b"/"))
+        eventually(lambda: serving.given)
+    assert seen.wait(60)
+
+
+def test_who_sends_no_more_is_asked_whether_it_is_there(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what is no answer yet: half of a connection closed looks like all of it."""
+    monkeypatch.setattr(loop, "ASK_SECONDS", 0.05)
+    done = threading.Event()
+    serving.app = lambda environ, start: (done.wait(60), serving.echo(environ, start))[1]
+    with serving.connected() as connection:
+        connection.sendall(request(b"/1"))
+        connection.shutdown(socket.SHUT_WR)
+        assert some(connection, b"\r\n\r\n").startswith(b"HTTP/1.1 100 Continue\r\n\r\n")
+        done.set()
+        answer = rest(connection)
+    assert bodies(answer[answer.index(b"HTTP/1.1 200 OK") :]) == [b"GET /1 "]
 
 
 def test_errors_before_and_amid_an_answer(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:
@@ -396,6 +554,109 @@ def test_what_is_no_http(serving: Serving, sent: bytes) -> None:
     assert not serving.given and not serving.known.asked
 
 
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", 400),
+        (b"GET %b HTTP/1.1\r\n\r\n" % PATH, 400),
+        (request(b"/", HOST[:-2]), 400),
+        (request(PATH, HOST[:-2]), 400),
+        (request(b"/", HOST[:-2]).replace(b"1.1", b"1.0"), 400),
+        (request(b"/").replace(b"localhost", b"a@b"), 400),
+        (request(PATH).replace(b"localhost", b"a/b"), 400),
+        (request(b"http://a@b/"), 400),
+        (request(b"/").replace(b"1.1", b"0.9"), 505),
+        (request(PATH).replace(b"1.1", b"2.0"), 505),
+        (b"GET /\r\n\r\n", 505),
+        (request(b"/").replace(b"1.1", b"1.2"), 400),
+        (request(b"/", b"Expect: 999-x"), 417),
+        (request(PATH, b"Expect: 999-x"), 417),
+        (request(PATH, *(b"X%d: k" % n for n in range(101))), 431),
+    ],
+    ids=lambda sent: sent[:60].decode() if isinstance(sent, bytes) else str(sent),
+)
+def test_what_is_no_http_1_1(serving: Serving, sent: bytes, status: int) -> None:
+    answer = serving.asked(sent)
+    assert answer.startswith(b"HTTP/1.1 %d " % status) and b'"status": %d' % status in answer
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert not serving.given and not serving.known.asked
+
+
+def test_what_is_http_1_1(serving: Serving) -> None:
+    for sent in (
+        b"GET / HTTP/1.0\r\n\r\n",
+        request(b"/", b"Expect: 100-Continue", close=True),
+        request(b"/", close=True).replace(b"localhost", b"[::1]:8080"),
+        request(b"/", close=True).replace(b"localhost", b""),
+        request(b"/", b"Expect: 999-x").replace(b"1.1", b"1.0"),
+    ):
+        assert serving.asked(sent).startswith(b"HTTP/1.1 200 "), sent
+
+
+def test_this_machine_alone_has_names_that_no_name_server_gives_away(serving: Serving) -> None:
+    """A page whose own name leads to 127.0.0.1 by now is no page of this machine."""
+    serving.limited(hosts=frozenset(["state.example.org"]))
+    for host, right in {
+        b"localhost": True,
+        b"LocalHost:8080": True,
+        b"127.0.0.1": True,
+        b"127.9.8.7:1": True,
+        b"[::1]:8080": True,
+        b"State.example.org:443": True,
+        b"example.org": False,
+        b"localhost.example.org": False,
+        b"127.0.0.1.example.org": False,
+        b"10.0.0.1": False,
+        b"[::2]": False,
+        b"0.0.0.0": False,
+        b"": False,
+    }.items():
+        for target in (PATH, b"/"):
+            answer = serving.asked(request(target).replace(b"localhost", host), request(b"/", close=True) * right)
+            assert answer.startswith(b"HTTP/1.1 200 " if right else b"HTTP/1.1 421 "), (host, answer)
+    assert serving.asked(request(b"http://example.org/")).startswith(b"HTTP/1.1 421 ")
+    assert serving.asked(b"GET / HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("rubbish", [b"rubbish\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"PUT /", b"PUT /p", b"PUT /q"])
+def test_what_is_wrong_is_not_said_before_its_turn(serving: Serving, rubbish: bytes) -> None:
+    """Nor in the place of an answer."""
+    done = threading.Event()
+    serving.app = lambda environ, start: (done.wait(60), serving.echo(environ, start))[1]
+    if rubbish.startswith(b"PUT /p"):
+        rubbish = request(b"/p", b"Transfer-Encoding: chunked", method=b"PUT", body=b"x\r\n")
+    if rubbish.startswith(b"PUT /q"):
+        rubbish = request(b"/2") + request(b"/q", b"Content-Length: 50", method=b"PUT", body=b"x")
+    with serving.connected() as connection:
+        connection.sendall(request(b"/1"))
+        eventually(lambda: serving.given)
+        connection.sendall(rubbish)
+        connection.sendall(b"more")
+        connection.shutdown(socket.SHUT_WR)
+        time.sleep(0.1)
+        done.set()
+        found = rest(connection)
+    *answers, last = bodies(found)
+    assert answers == [b"GET /1 ", b"GET /2 "][: len(answers)] and answers
+    assert b'"status": 400' in last and found.count(b"HTTP/1.1 400 ") == 1
+
+
+def test_only_so_many_requests_wait_for_the_answers_before_theirs(serving: Serving) -> None:
+    done = threading.Event()
+    serving.app = lambda environ, start: (done.wait(60), serving.echo(environ, start))[1]
+    sent = b"".join(request(b"/%d" % n) for n in range(2000))
+    with serving.connected() as connection:
+        writer = threading.Thread(target=connection.sendall, args=(sent + request(b"/end", close=True),))
+        writer.start()
+        eventually(lambda: serving.given)
+        time.sleep(0.2)
+        (protocol,) = serving.server.server_state.connections
+        assert len(protocol.pipeline) < 100
+        done.set()
+        assert bodies(rest(connection)) == [*(b"GET /%d " % n for n in range(2000)), b"GET /end "]
+        writer.join()
+
+
 def test_heads_that_are_too_large(serving: Serving) -> None:
     for sent in (
         request(b"/" + b"k" * 10_000),
@@ -411,11 +672,8 @@ def test_heads_that_are_too_large(serving: Serving) -> None:
         assert serving.asked(sent).startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_long_target(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = serving.server.config.http_protocol_class
-    monkeypatch.setattr(
-        serving.server.config, "http_protocol_class", lambda **w: made.func(serving.known, 200_000, **w)
-    )
+def test_a_long_target(serving: Serving) -> None:
+    serving.limited(head=200_000)
     assert bodies(serving.asked(request(b"/" + b"%6B" * 60_000, close=True))) == [b"GET /" + b"k" * 60_000 + b" "]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 import random
+import threading
 import time
 from collections.abc import Iterator
 
@@ -113,6 +114,24 @@ def offline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
     app = create_app(load(folder / "statehouse.yaml", {}))
     yield app.test_client()
     app.extensions["statehouse"].replica.stop()
+
+
+def test_what_was_never_asked_for_is_not_cancelled(lake, broker) -> None:
+    topic = f"api-tasks-{os.getpid()}-{random.randrange(10**9)}"
+    config = lake(STATUS.format(topic=topic, rules="{topics: [told]}"), broker.bootstrap)
+    produce(broker.bootstrap, topic, [("a", {"key": "a", "value": "down"}, None, 0)])
+    app = create_app(config)
+    try:
+        client = app.test_client()
+        asked = client.post("/tasks", json={"after": "1 hour", "send": {"topic": "told"}}).get_json()["id"]
+        for wrong in (0, 99, 10**17):
+            problem(client.delete(f"/tasks/{topic}:0:{wrong}"), 404, "unknown-task")
+        problem(client.delete(f"/tasks/{topic}:7:0"), 404, "unknown-task")
+        assert client.delete(f"/tasks/{asked}").status_code == 202
+        app.extensions["statehouse"].looks = threading.Semaphore(0)
+        problem(client.delete(f"/tasks/{asked}"), 503, "busy")
+    finally:
+        app.extensions["statehouse"].replica.stop()
 
 
 SEND = {"topic": "told"}

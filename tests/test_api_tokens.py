@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import os
+import string
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -107,7 +109,9 @@ def test_health_is_open(client: FlaskClient) -> None:
         assert client.get(path).status_code == 200
 
 
-def test_the_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_file_is_read_again_when_it_changes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "tokens.yaml"
     file.write_text(FILE)
     tokens = Tokens(str(file))
@@ -119,6 +123,12 @@ def test_the_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pytest.L
         "",
         "\0",
         "new: {token: 2026-13-45}",
+        "new: {token: 2026-13-45, scopes: [read]}",
+        "new: {token: !!int abc, scopes: [read]}",
+        "new: &a {token: *a, scopes: [read]}",
+        "new: {token: secret-secret, scopes: &a [*a]}",
+        "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in itertools.pairwise(string.ascii_lowercase)),
+        "new: {token: &a secret-secret, scopes: &b [[x, x]], *a : *b}",
         "[" * 3000,
         None,
     ):
@@ -128,6 +138,12 @@ def test_the_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pytest.L
         assert tokens.find("secret-secret") is None
         assert [r.levelno for r in caplog.records] == [logging.ERROR], "said once"
         assert "secret-secret" not in caplog.text and "tokens.yaml" in caplog.text
+    with monkeypatch.context() as patched:
+        patched.setattr("api.tokens.read_yaml", lambda *_, **__: 1 / 0)
+        caplog.clear()
+        file.write_text("new: {token: other-other, scopes: [read]}")
+        assert tokens.find("new-new-new").name == "new"
+        assert "tokens.yaml: ZeroDivisionError; the tokens of before stay valid" in caplog.text
     other = tmp_path / "other"
     other.write_text(FILE)
     os.replace(other, file)

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import operator
+import re
+import threading
+import time
 from typing import Any
 
 import pyarrow as pa
@@ -13,9 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api import duck
-from api.columns import lines
+from api.columns import lines, size
+from api.deadline import Deadline
 from api.exact import dumps
 from api.overlay import ABSENT
+from api.problems import Problem
 from api.snapshot import Snapshot, of_table
 from api.where import Where
 from tests.test_api_lake import configured, rule
@@ -62,8 +67,9 @@ def conditions(draw: st.DrawFn, depth: int = 2) -> tuple[str, Any]:
         a, b = draw(numbers), draw(numbers)
         return f"value BETWEEN {a:g} AND {b}", lambda r: None if r["value"] is None else a <= r["value"] <= b
     if kind == "like":
-        start = draw(st.text("abé", max_size=2))
-        return f"`key` LIKE '{start}%'", lambda r: r["key"].startswith(start)
+        pattern = draw(st.text("ab%_é.*", max_size=4))
+        expression = re.compile("".join({"%": ".*", "_": "."}.get(c, re.escape(c)) for c in pattern), re.DOTALL)
+        return f"`key` LIKE '{pattern}'", lambda r: expression.fullmatch(r["key"]) is not None
     name, sign = draw(st.sampled_from(["key", "value"])), draw(st.sampled_from(sorted(COMPARE)))
     literal = draw(texts if name == "key" else numbers)
     said = "'" + literal.replace("'", "\\'") + "'" if name == "key" else f"{literal:g}"
@@ -142,6 +148,44 @@ def test_long_scans_of_many_runs(last: Any, size: int, touched: range, start: in
     now = {k: v for k, v in {**base, **changed}.items() if v != "gone" and k > f"{start:05}" and (every or v < 5000)}
     found = made.page([f"{start:05}"], 20_000, where=where)[0]
     assert list(zip(found["key"].to_pylist(), found["value"].to_pylist(), strict=True)) == sorted(now.items())
+
+
+@pytest.mark.parametrize("pattern", ["%a_" * 9 + "%b", "%_" * 900 + "b", "_" * 1900, "%" * 900 + "_b", "_\n%"])
+def test_a_pattern_takes_the_time_of_its_text(last: Any, pattern: str) -> None:
+    """DuckDB's own LIKE takes 51 s for the first of these, and nobody could interrupt it."""
+    made = snapshot(last, {"a" * 60: 1.0, "a\nb": 2.0, "a" * 10_000: 3.0, "é" * 1900: 4.0})
+    where = Where(f"key LIKE '{pattern}'", SHOWN, DB.cursor)
+    right = {"_" * 1900: [4.0], "_\n%": [2.0], "%" * 900 + "_b": [2.0]}
+    assert made.page(None, 10, where=where)[0]["value"].to_pylist() == right.get(pattern, [])
+
+
+ENDLESS = " OR ".join(f"key LIKE '%{n}_x%'" for n in range(80))  # some seconds
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_condition_has_its_time(last: Any, leaves: bool) -> None:
+    """And none when its caller has left."""
+    table = {f"{n:0300}": 2.0 for n in range(60_000)}
+    made, gone = snapshot(last, table), threading.Event()
+    deadline = Deadline(60.0 if leaves else 0.2, gone.is_set)
+    threading.Timer(0.2, gone.set).start()
+    begun = time.monotonic()
+    with pytest.raises(Problem, match="found no answer within"):
+        made.page(None, 60_000, where=Where(ENDLESS, SHOWN, DB.cursor), deadline=deadline)
+    assert time.monotonic() - begun < 30
+
+
+def test_a_page_has_so_many_bytes(last: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.snapshot.BYTES", 10_000)
+    made = snapshot(last, {f"{n:05}" + "x" * (5000 if n % 7 == 0 else 5): float(n) for n in range(500)})
+    for where in (None, Where("value >= 0", SHOWN, DB.cursor)):
+        after, found, more = None, [], True
+        while more:
+            rows, more = made.page(after, 1000, where=where)
+            found += rows["value"].to_pylist()
+            assert 0 < size(rows) < 16_000
+            after = made.last(rows)
+        assert found == [float(n) for n in range(500)]
 
 
 def test_over_http(client: FlaskClient) -> None:

@@ -15,7 +15,9 @@ from confluent_kafka import Consumer, Message, TopicPartition
 from flask import Flask
 from flask.testing import FlaskClient
 
-from api import create_app, exact, producer
+from api import bulk, create_app, exact, producer
+from api.events import set_to
+from api.problems import Problem
 from api.typed import canonical, conforming
 from statehouse.config import Config
 from tests.test_api_lake import YAML, State, configured
@@ -162,6 +164,17 @@ def test_values(client: FlaskClient, sent, store: str, body: str, payload: str) 
         ("last", f'{{"value": -17976931348623157{"0" * 291}1}}', "bad-value", "expected a number"),
         ("status", '{"value": 1}', "bad-value", "found 1, expected a string"),
         ("tagged", '{"value": {}}', "bad-value", "JSON array"),
+        ("tagged", '{"value": ' + "[" * 600 + "]" * 600 + "}", "bad-body", "nested more than 200 levels"),
+        ("tagged", '{"value": ' + '{"a":' * 250 + "1" + "}" * 250 + "}", "bad-body", "nested more than 200 levels"),
+        ("tagged", '{"value": [' + "1" * 900_000 + "]}", "bad-body", "not JSON"),
+        ("rewards", '{"value": ' + "1" * 900_000 + "}", "bad-body", "not JSON"),
+        ("rewards", '{"value": 0.' + "1" * 900_000 + "}", "bad-value", "2 of them decimals"),
+        ("rewards", '{"value": 1e-400000000}', "bad-value", "2 of them decimals"),
+        ("rewards", '{"value": 1e400000000}', "bad-value", "2 of them decimals"),
+        ("rewards", '{"value": 1e99999999999999999999}', "bad-body", "out of all proportion"),
+        ("last", '{"value": -1e400000000}', "bad-value", "expected a number"),
+        ("by_till", '{"value": 1e400000000}', "bad-value", "an integer between"),
+        ("by_till", '{"value": 0e400000000}', "bad-value", "an integer between"),
     ],
     ids=lambda v: str(v)[:30],
 )
@@ -169,6 +182,28 @@ def test_bodies_that_are_refused(offline: FlaskClient, store: str, body: str, ki
     key = "5" if store == "by_till" else "k"
     response = offline.put(f"/stores/{store}/keys/{key}", data=body, content_type="application/json")
     assert expected in problem(response, 400, kind)["detail"]
+
+
+def test_a_value_is_sent_at_the_size_of_its_number(offline: FlaskClient) -> None:
+    """And takes the time of its text."""
+    state = offline.application.extensions["statehouse"]
+    config, rule = state.config, state.replica.snapshot("rewards").rule
+    for number, sent in {
+        "0e-400000000": "0",
+        "-0e-400000000": "0",
+        "0e400000000": "0",
+        "1.5" + "0" * 900_000: "1.5",
+        "1000e-1": "100.0",
+        "15e-1": "1.5",
+    }.items():
+        body = exact.loads(f'{{"value": {number}}}')
+        payload = set_to(["k"], body, config.stores["rewards"], rule).payload
+        assert payload is not None and len(payload) < 70 and Decimal(exact.loads(payload)["value"]) == Decimal(sent)
+    lines = b'{"key": "k", "value": 0e-400000000}\n' * 1000
+    assert {r.payload for r in bulk.records(lines, config.stores["rewards"], rule, 50)} == {'{"value":"0"}'}
+    nested = b'{"key": "k", "value": ' + b"[" * 600 + b"]" * 600 + b"}\n"
+    with pytest.raises(Problem, match="nested more than 200 levels"):
+        bulk.records(nested * 1000, config.stores["rewards"], rule, 50)
 
 
 def test_other_refusals(offline: FlaskClient) -> None:
@@ -237,7 +272,7 @@ def test_an_absent_kafka_is_no_reason_to_talk(tmp_path: Path) -> None:
         ("BOOLEAN", {"TRUE": "true", "false": "false", "1": None}),
         ("TINYINT", {"-128": "-128", "128": None, "1_0": None, "\u0661": None}),
         ("BIGINT", {"9223372036854775807": "9223372036854775807", "9223372036854775808": None}),
-        ("DECIMAL(5,2)", {"1.5": "1.5", "999.99": "999.99", "1000": None, "1.234": None, "NaN": None}),
+        ("DECIMAL(5,2)", {"1.5": "1.5", "999.99": "999.99", "-0.00": "0", "1000": None, "1.234": None, "NaN": None}),
         ("DOUBLE", {"1": "1.0", "1e-3": "0.001", "inf": None, "1e999": None, "": None}),
         ("DATE", {"2026-03-01": "2026-03-01", "2026-3-1": None}),
         (
