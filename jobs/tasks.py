@@ -63,6 +63,7 @@ from statehouse.values import next_time
 log = logging.getLogger("statehouse")
 Row = dict[str, Any]
 AT_ONCE = 1000  # messages that are sent between two commits
+FEW = 10_000  # messages of a daily rule that are sent one by one, each once; Spark sends more at once
 MOST_REST = 120.0  # seconds until what could not be sent is tried again
 AGAIN = 1.0  # seconds until Kafka is asked again how far it is
 MESSAGE = ("topic", "message_key", "message", "set")  # what is sent, of the table's columns
@@ -665,9 +666,13 @@ class Tasks:
             short = messages.where(send.size() <= largest)
             refused: list[str] = []
             try:
-                if count > long:
+                if count - long > FEW:
                     send.send(short, self.config, row["topic"], largest)
-            except Exception:  # of one message, or of all: which is told one by one
+                elif count > long:
+                    refused = self._deliver(short, row["topic"], largest)
+            except TopicUnavailable:
+                raise
+            except Exception:  # of one message, or of all: one by one it is told which; some are sent again
                 refused = self._deliver(short, row["topic"], largest)
         finally:
             messages.unpersist()
