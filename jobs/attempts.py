@@ -61,7 +61,7 @@ class Attempts:
         self.errors[name] = error
         count = self._counts[name] = self._counts.get(name, 0) + 1
         self._due[name] = time.monotonic() + min(2.0**count, LONGEST)
-        log.error("%s %s: %s; trying again", self.part, name, reason(error))
+        log.error("%s %s: %s", self.part, name, reason(error))
         log.debug("%s %s", self.part, name, exc_info=error)
         metrics.FAILING.labels(self.part, name).set(1)
         with self._lock:
