@@ -17,10 +17,11 @@ from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext,
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-# An extension of ASGI, and in WSGI's environment: a function that says, to any thread, whether the caller is gone.
+# An extension of ASGI: "now" says, to any thread, whether the caller is gone, and is in WSGI's environment too; "ready" is to be
+# awaited, until the caller has taken most of what was sent.
 GONE = "statehouse.gone"
 OF_SHARDS = "HTTP_STATEHOUSE_SHARDS"  # has a request from another instance of a fleet
-PIECES = 32  # that are made at once, of answers to callers; and as many of those to other instances
+PIECES = 8  # that are made at once, of answers to callers; and as many of those to other instances
 EVENTS = b"text/event-stream"
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -41,7 +42,7 @@ class Bridge:
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Answer a request."""
         loop = asyncio.get_running_loop()
-        given, gone = environ(scope), scope["extensions"][GONE]["now"]
+        given, gone, ready = environ(scope), scope["extensions"][GONE]["now"], scope["extensions"][GONE]["ready"]
         body: bytes | None = b""
         if given.get("CONTENT_LENGTH", "0") != "0" or "HTTP_TRANSFER_ENCODING" in given:
             body = await self._read(receive, int(given.get("CONTENT_LENGTH", "0")))
@@ -54,7 +55,10 @@ class Bridge:
             # Who waits for events holds a thread, and a place of its own for that.
             turns: AbstractAsyncContextManager[Any] = self._instances if OF_SHARDS in given else self._callers
             turns = nullcontext() if answer.events else turns
-            while answer.more and not gone():
+            while answer.more:
+                await ready()  # or each slow caller would have a piece in hand beside the one that it does not read
+                if gone():
+                    break
                 async with turns:
                     messages = await loop.run_in_executor(self._threads, answer.go_on)
                 for message in messages:

@@ -296,7 +296,7 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         self.url = target
         self.scope["raw_path"], self.scope["query_string"] = parts(target)
-        self.scope["extensions"] = {GONE: {"now": self.transport.is_closing}}
+        self.scope["extensions"] = {GONE: {"now": self.transport.is_closing, "ready": self.flow.drain}}
 
     def on_body(self, body: bytes) -> None:
         """A part of it."""

@@ -69,7 +69,6 @@ KINDS: dict[str, Begin] = {
     "scans as Arrow": asking("/stores/last/keys", headers=("Accept: application/vnd.apache.arrow.stream",)),
     "pages that nobody reads": asking("/stores/last/keys?limit=10000"),
     "pages that many ask for at once": asking(*["/stores/last/keys?limit=10000"] * 50),
-    "small requests that many ask for at once": asking(*["/healthz"] * 3000),
     "bodies that drip": dripping(request(PUT, JSON, "Content-Length: 900000", method="PUT"), LARGE),
     "bodies in chunks that drip": dripping(
         request(PUT, JSON, "Transfer-Encoding: chunked", method="PUT"),
