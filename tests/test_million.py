@@ -1,7 +1,7 @@
 """Events in a random order, in random batches, through a real Kafka and `statehouse run` processes that are killed, against
 one run in the order of events: the same states, row for row, and the oracle's.
 
-At full depth with a million events, twenty batches and five kills; else with fewer of each.
+At full depth only, with a million events, twenty batches and five kills: `test_crash.py` has fewer of each.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from statehouse.config import load
 from statehouse.tables import metadata
 from tests.oracle import fold, windowed
 from tests.records import control, iso, payload, wait
-from tests.support.depth import sized
+from tests.support.depth import deep
 from tests.test_bookings import statehouse
 
-EVENTS, BATCHES, KILLS = sized((5_000, 2, 1), (1_000_000, 20, 5))
+EVENTS, BATCHES, KILLS = 1_000_000, 20, 5
 T0 = 1_700_000_000_000  # milliseconds, as Kafka's own times; each event has one of its own, so that no two tie
 HOUR = 3_600_000
 CONFIG = """root: ./lake
@@ -164,6 +164,7 @@ def right(events, store):
     return {k: value[0] for k, value in found.items() if value}
 
 
+@deep
 @pytest.mark.slow
 @pytest.mark.crash
 def test_random_order_batches_and_kills_give_the_same_rows_as_one_run_in_order(broker, spark, tmp_path):
