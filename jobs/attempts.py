@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from py4j.protocol import Py4JNetworkError
+
 from jobs import metrics
 from jobs.position import Position
 from statehouse.config import Config
@@ -46,11 +48,14 @@ class Attempts:
         return max(0.0, self._due.get(name, 0.0) - time.monotonic())
 
     def run(self, name: str, work: Callable[[], T]) -> T | None:
-        """What ``work`` gives; None where it fails, which is said, or where it is too early to try it again."""
+        """What ``work`` gives; None where it fails, which is said, or where it is too early to try it again. Raises that Spark's JVM is
+        gone: nothing can succeed any more."""
         if self.wait(name):
             return None
         try:
             result = work()
+        except (Py4JNetworkError, ConnectionRefusedError):
+            raise
         except Exception as error:
             self._fail(name, error)
             return None

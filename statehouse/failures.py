@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from statehouse.config import Config
 from statehouse.tables import metadata, table
 
@@ -14,5 +16,8 @@ def failures_table(config: Config, part: str) -> str:
 
 
 def failing(config: Config, part: str) -> dict[str, dict[str, str]]:
-    """By the name of a stream, store or route: the ``error``, and ``since`` when (ISO 8601), until a try succeeds."""
-    return (metadata(failures_table(config, part), part) or {}).get(part, {})
+    """By the name of a stream, store or route: the ``error``, and ``since`` when (ISO 8601), until a try succeeds. Of one that is not
+    in the file any more there is no other try."""
+    names: dict[str, Collection[str]] = {"ingest": config.streams, "route": config.routes, "tasks": ("tasks",)}
+    kept = (metadata(failures_table(config, part), part) or {}).get(part, {})
+    return {name: failure for name, failure in kept.items() if name in names.get(part, config.stores)}

@@ -6,6 +6,7 @@ import json
 import signal
 
 import pytest
+from py4j.protocol import Py4JNetworkError
 
 from api import create_app
 from jobs import attempts as trying
@@ -82,8 +83,32 @@ def test_run_once_tries_all_and_says_what_failed(spark, broker, tmp_path, handle
     assert [r["value"] for r in rows(spark, f"{config.root}/state/changed")] == [2]
 
 
+STORES = """
+streams: {{s: {{topic: t, schema: k STRING}}}}
+stores:
+  a: {{stream: s, key: k, reduce: count}}
+{b}
+"""
+
+
+def test_what_is_no_more_in_the_file_does_not_fail_and_without_a_jvm_all_does(lake):
+    attempts = Attempts(lake(STORES.format(b="  b: {stream: s, key: k, reduce: count}")), "merge")
+
+    def fails(error):
+        raise error
+
+    for name in "ab":
+        attempts.run(name, lambda: fails(ValueError("broken")))
+    config = lake(STORES.format(b=""))
+    assert list(failing(config, "merge")) == ["a"]
+    for gone in (Py4JNetworkError("Answer from Java side is empty"), ConnectionRefusedError(111, "refused")):
+        with pytest.raises(type(gone)):
+            Attempts(config, "merge").run("a", lambda gone=gone: fails(gone))
+    assert failing(config, "merge")["a"]["error"] == "broken"
+
+
 def test_each_name_waits_by_itself_ever_longer_and_what_succeeds_is_forgotten(lake, monkeypatch):
-    config, now = lake("streams: {s: {topic: t, schema: k STRING}}"), [100.0]
+    config, now = lake(STORES.format(b="  b: {stream: s, key: k, reduce: count}")), [100.0]
     monkeypatch.setattr(trying.time, "monotonic", lambda: now[0])
     attempts, calls = Attempts(config, "merge"), []
 
