@@ -12,10 +12,12 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from jobs import feed
-from statehouse.errors import StatehouseError, first_line
+from statehouse.errors import first_line
 
 T = TypeVar("T")
 log = logging.getLogger("statehouse")
@@ -50,15 +52,15 @@ class Guard:
         return self.text == TRY
 
     def run(self, spark: SparkSession, work: Callable[[], T]) -> T:
-        """Do ``work``, which writes :attr:`text` around its expressions. Where it fails, do it once more with what catches. Raises
-        what it raises then, and what is no fault of an expression at once."""
+        """Do ``work``, which writes :attr:`text` around its expressions. Where the engine fails in it, do it once more with what catches.
+        Raises what it raises then, and what is no fault of an expression at once."""
         if self.up:
             install(spark)  # of a streaming query each batch may have another session
             return work()
         try:
             return work()
-        except Exception as error:
-            if isinstance(error, StatehouseError) or feed.gone(error):
+        except (PySparkException, Py4JJavaError) as error:
+            if feed.gone(error) or "org.apache.kafka." in str(error):  # the table's, or Kafka's
                 raise
             reason = first_line(error)
         try:
