@@ -18,8 +18,9 @@ from tests.support import balance, depth, slow
 
 depth.load_profile()
 if not depth.FULL:
-    # Of the processor's time that a JVM takes for the few steps of a test, half went into compiling them for speed.
-    os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+    # Of the processor's time that a JVM takes for the few steps of a test, half went into compiling them for speed. So
+    # told, it keeps 48 MB of compiled code, which three tests fill: then it would throw away what it needs again.
+    os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=512m")
 __all__ = ["base", "filled", "tried"]  # fixtures
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"

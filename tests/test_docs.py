@@ -1,4 +1,5 @@
-"""Every page of ``docs/`` does what it shows: run as a stranger would, top to bottom, in a folder of its own.
+"""Every page of ``docs/`` (at full depth; else every third) does what it shows: run as a stranger would, top to bottom, in a
+folder of its own.
 
 A fenced block is what its info string says: ``yaml statehouse.yaml`` (or json, csv) is a file to write; ``console`` is
 commands after ``$``, each with lines that its output has in this order, where ``…`` stands for anything; ``sql`` is a
@@ -20,6 +21,7 @@ import pytest
 
 from api import duck
 from statehouse.cli import main
+from tests.support.depth import sized
 
 PAGES = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -118,7 +120,7 @@ def query(sql):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", sized(PAGES[::3], PAGES), ids=lambda page: page.stem)
 def test_a_page_does_what_it_shows(spark, folder, page):
     run(page.read_text())
 

@@ -16,9 +16,10 @@ from statehouse.cli import main
 from statehouse.errors import StatehouseError
 from tests.lakes import drawn, right, state, written
 from tests.records import SCHEMA, control, iso, record, rows
+from tests.support.depth import sized
 
 WHO = "someone/in particular"
-STORES = ("total", "votes", "hours")
+STORES = sized(("total", "hours"), ("total", "votes", "hours"))
 
 
 def everywhere(root):
@@ -35,7 +36,7 @@ def test_nothing_is_left_of_a_key(spark, lake):
     config, known = written(lake), []
     ingest = Ingest(spark, config, config.streams["s"])
     merges = [Merge(spark, config, config.stores[name]) for name in STORES]
-    for number in range(3):
+    for number in range(2):
         records, events = drawn(number, 30, first=100 * number)
         known += events
         time = 1_700_000_000_000_000 + number
@@ -44,7 +45,7 @@ def test_nothing_is_left_of_a_key(spark, lake):
         records.append(record("t", 0, 100 * number + 51, time, WHO, {"value": 7}, control("set", "total")))
         records.append(record("t", 0, 100 * number + 52, time, WHO, b"rubbish"))
         ingest.batch(spark.createDataFrame(records, SCHEMA))
-        if number < 2:  # the last ones are not merged yet
+        if number < 1:  # the last ones are not merged yet
             for merge in merges:
                 merge_once(merge)
     assert any(WHO in text for text in everywhere(config.root))
@@ -53,7 +54,7 @@ def test_nothing_is_left_of_a_key(spark, lake):
     try:
         assert client.get("/stores/total/keys/someone%2Fin%20particular").status_code == 200
         found = erase(spark, config, config.stores["total"], [WHO, "nobody"])
-        assert (found.events, found.refused) == (6, 3)
+        assert (found.events, found.refused) == (4, 2)
         assert set(found.versions) >= {"changelog/s", "quarantine/s", "state/total", "state/hours", "tombstones/total"}
         for name in STORES:
             assert state(spark, config, name) == right(known, name), name
