@@ -22,7 +22,7 @@ from statehouse.status import store_status
 from statehouse.tables import generation, opened, position
 from tests.lakes import BATCHES, CONFIG, COUNT, T0, drawn, merged, more, right, state, whole, written
 from tests.records import SCHEMA, iso, record
-from tests.support.depth import FULL, first, sized
+from tests.support.depth import FULL, deep, first, sized
 
 
 @pytest.mark.slow
@@ -198,6 +198,7 @@ def test_a_compacted_changelog_whose_old_log_is_gone_folds_to_the_same(spark, fi
     assert (found.added, found.gone, found.changed) == (0, 0, 0)
 
 
+@deep
 @pytest.mark.slow
 def test_a_store_that_was_down_for_longer_than_versions_folds_to_the_same(spark, filled):
     """Delta may refuse versions that are older than it keeps removed files, also where all files are there: not with our settings,

@@ -21,6 +21,7 @@ from statehouse import kafka
 from statehouse.errors import ConfigError, TopicUnavailable
 from tests.lakes import T0, drawn, merged, right
 from tests.records import SCHEMA, control, iso, produce, record, rows, stamp
+from tests.support.depth import deep
 from tests.test_route import messages
 
 MINUTE = 60_000_000
@@ -280,6 +281,7 @@ def test_what_is_asked_for_is_sent_at_its_time_unless_the_value_changes_or_it_is
     assert table[f"{d.topic}:0:13"]["status"] == "cancelled"
 
 
+@deep
 def test_what_was_asked_for_and_is_forgotten_is_not_sent_again_where_the_log_has_forgotten_it_too(devices, monkeypatch):
     d = devices("{{topics: ['*-asked']}}")
 
@@ -300,6 +302,7 @@ def test_what_was_asked_for_and_is_forgotten_is_not_sent_again_where_the_log_has
     assert d.at(later + 1) == 1 and [key for _, _, key, _ in d.sent("asked")] == ["x", "y"]
 
 
+@deep
 def test_again_and_again_and_at_a_time_of_the_day(devices):
     rules = """
   again: {{store: status, when: value = 'down', after: 5 minutes, every: 10 minutes, send: {{topic: {topic}-again, value: value}}}}
@@ -342,6 +345,7 @@ def test_nothing_is_sent_before_the_states_know_what_was_in_the_topic_when_it_wa
     assert d.tasks.round().count == 1 and d.sent("down")[-1][2] == "c"
 
 
+@deep
 def test_a_rule_that_is_changed_goes_on_with_what_waits_and_one_that_is_gone_sends_nothing(devices):
     d = devices()
     d.say((0, "a", "down"), (0, "b", "down"))
