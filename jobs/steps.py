@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from jobs import feed
-from jobs.guard import TRY, install
+from jobs.guard import TRY
 from jobs.session import sql
 from statehouse.config import Config
 from statehouse.fold import Rule, quoted
@@ -28,7 +28,6 @@ class Steps:
     """Of one store."""
 
     def __init__(self, spark: SparkSession, config: Config, rule: Rule) -> None:
-        install(spark)
         self.spark, self.config, self.rule = spark, config, rule
         self.stream = config.streams[rule.store.stream]
         self.stepped = replace(rule, added=((STEP, "INT"),))

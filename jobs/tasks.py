@@ -34,7 +34,7 @@ from pyspark.sql import functions as F
 
 from jobs import feed, send
 from jobs.deliver import PATIENCE, Message, deliver
-from jobs.guard import TRY
+from jobs.guard import TRY, install
 from jobs.lake import create, next_offsets
 from jobs.publish import key_text
 from jobs.rules import rule_of, visible
@@ -81,15 +81,16 @@ def mark(task: Task) -> str:
 
 
 def message_of(spark: SparkSession, config: Config, task: Task, rule: Rule) -> dict[str, str]:
-    """SQL: the columns :data:`MESSAGE`, over what is :func:`jobs.rules.visible` and ``_key``, the state's key as text. Raises Spark's
-    AnalysisException or ParseException."""
+    """SQL: the columns :data:`MESSAGE`, over what is :func:`jobs.rules.visible` and ``_key``, the state's key as text; of an expression
+    that throws, null. Raises Spark's AnalysisException or ParseException."""
     schema = ", ".join(f"{quoted(c)} {t}" for c, t in {**visible(rule), "_key": "STRING"}.items())
     options = ", ".join(f"{literal(name)}, {literal(value)}" for name, value in JSON_OPTIONS.items())
 
     def text(expression: str) -> str:  # what is no text is as JSON has it
         kind = spark.createDataFrame([], schema).selectExpr(f"({expression}) AS x").schema[0].dataType.simpleString()
-        made = f"get_json_object(to_json(struct(({expression}) AS x), map({options})), '$.x')"
-        return f"({expression})" if kind == "string" else made
+        caught = TRY.format(expression)
+        made = f"get_json_object(to_json(struct({caught} AS x), map({options})), '$.x')"
+        return caught if kind == "string" else made
 
     if task.send:
         shown = ", ".join(quoted(c) for c in (*rule.keys, "value", "event_time", "since", "due"))
@@ -99,7 +100,7 @@ def message_of(spark: SparkSession, config: Config, task: Task, rule: Rule) -> d
         assert task.set_
         target = config.stores[task.set_.store]
         agent = f", {literal(f'task:{task.name}')} AS agent" if target.reducer.per_agent else ""
-        value = f"to_json(struct(({task.set_.value}) AS value{agent}), map({options}))"
+        value = f"to_json(struct({TRY.format(task.set_.value)} AS value{agent}), map({options}))"
         topic, key, store = config.streams[target.stream].topic, task.set_.key, literal(target.name)
     return {"topic": literal(topic), "message_key": text(key or "_key"), "message": value, "set": store}
 
@@ -127,6 +128,7 @@ class Tasks:
         assert config.tasks is not None
         self.spark, self.config, self.now, self.every = fresh(spark), config, now, every
         self.path, self.tasks = tasks_table(config), config.tasks
+        install(self.spark)
         self.rules = {name: rule_of(self.spark, config, store) for name, store in config.stores.items()}
         self.messages = {n: message_of(self.spark, config, t, self.rules[t.store]) for n, t in self.tasks.items()}
         self.said: dict[str, Any] | None = None  # the positions
@@ -647,7 +649,9 @@ class Tasks:
         assert self.said
         task = self.tasks[row["task"]]
         rule, version = self.rules[task.store], self.said["stores"][task.store]["version"]
-        state = keyed(Steps(self.spark, self.config, rule).state_at(version), rule).where(task.when or "TRUE")
+        state = keyed(Steps(self.spark, self.config, rule).state_at(version), rule).where(
+            TRY.format(task.when or "TRUE")
+        )
         due = f"timestamp_micros({int(row['due'].timestamp() * 1_000_000)})"
         named = {n: e for n, e in {"since": "changed_at", "due": due}.items() if n not in rule.state_columns}
         told, name = self.messages[task.name], f"{task.name}@{row['due'].isoformat()}/"

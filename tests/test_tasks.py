@@ -391,6 +391,17 @@ def test_a_message_that_its_topic_does_not_take_fails_and_keeps_no_other(devices
     assert row["status"] == "failed" and "Message size too large" in row["reason"]
 
 
+def test_a_message_that_cannot_be_computed_is_null_and_keeps_no_other(devices):
+    thrown = "element_at(split('a', ','), if(key = 'a', 0, 1))"  # of 0 it throws, also where ANSI mode is off
+    sends = "down: {{store: status, when: value = 'down', send: {{topic: {topic}-down, value: THROWN}}}}"
+    sets = "acked: {{store: status, when: value = 'down', set: {{store: acks, value: THROWN}}}}"
+    d = devices(f"{{{{{sends}, {sets}}}}}".replace("THROWN", f'"{thrown}"'))
+    d.say((0, "a", "down"), (1, "b", "down"))
+    assert d.at(5) == 4 and {(key, value) for *_, key, value in d.sent("down")} == {("a", None), ("b", "a")}
+    acked = {m.key(): json.loads(m.value())["value"] for m in messages(d.bootstrap, d.topic)}
+    assert acked == {b"a": None, b"b": "a"}
+
+
 @pytest.mark.slow
 def test_what_its_topic_refuses_is_a_failed_task_and_what_a_topic_cannot_take_now_waits_and_neither_keeps_another(
     devices, monkeypatch
