@@ -391,6 +391,7 @@ def test_a_message_that_its_topic_does_not_take_fails_and_keeps_no_other(devices
     assert row["status"] == "failed" and "Message size too large" in row["reason"]
 
 
+@pytest.mark.slow
 def test_a_message_that_cannot_be_computed_is_null_and_keeps_no_other(devices):
     thrown = "element_at(split('a', ','), if(key = 'a', 0, 1))"  # of 0 it throws, also where ANSI mode is off
     sends = "down: {{store: status, when: value = 'down', send: {{topic: {topic}-down, value: THROWN}}}}"
