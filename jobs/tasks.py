@@ -89,8 +89,7 @@ def message_of(spark: SparkSession, config: Config, task: Task, rule: Rule) -> d
     def text(expression: str) -> str:  # what is no text is as JSON has it
         kind = spark.createDataFrame([], schema).selectExpr(f"({expression}) AS x").schema[0].dataType.simpleString()
         caught = TRY.format(expression)
-        made = f"get_json_object(to_json(struct({caught} AS x), map({options})), '$.x')"
-        return caught if kind == "string" else made
+        return caught if kind == "string" else f"get_json_object(to_json(struct({caught} AS x), map({options})), '$.x')"
 
     if task.send:
         shown = ", ".join(quoted(c) for c in (*rule.keys, "value", "event_time", "since", "due"))
