@@ -103,8 +103,6 @@ def main(argv: list[str] | None = None) -> int:
     if COMMANDS[arguments.command] in UNTIL_STOPPED:
         stopping.on_signals(stopping.leave)
     logs.to_stderr()
-    for noisy in ("py4j", "DataFrameQueryContextLogger", "SQLQueryContextLogger"):
-        logging.getLogger(noisy).setLevel(logging.CRITICAL)
     try:
         return int(COMMANDS[arguments.command](arguments) or 0)
     except StatehouseError as error:

@@ -6,7 +6,6 @@ Spark's JVM takes no notice of either (:mod:`jobs.session`): it ends with this p
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import subprocess
@@ -39,7 +38,6 @@ def no_child_left() -> Iterator[None]:
     try:
         yield
     finally:
-        logging.disable(logging.ERROR)  # py4j would log a stack where it still has to say something to a JVM that ends
         for child in [child for child in children if child not in before]:
             _end(child)
             children.remove(child)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import configparser
 import copy
 import json
+import logging
 import re
 import shutil
 import subprocess
@@ -148,6 +149,7 @@ def test_a_command_that_went_well_does_not_exit(monkeypatch, code, ends):
         with pytest.raises(SystemExit) as error:
             cli.entry_point()
         assert error.value.code == ends
+    assert logging.getLogger("statehouse").isEnabledFor(logging.WARNING), "the process may go on, as a notebook does"
 
 
 def test_a_root_is_one_place_to_all(there, monkeypatch):

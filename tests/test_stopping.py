@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -10,7 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from py4j import java_gateway
 
+from statehouse import logs
 from tests.records import wait
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
@@ -106,3 +109,13 @@ def test_spark_ends_with_its_python_whatever_ends_that(java, tmp_path):
         wait(lambda: not session_of(process.pid), seconds=60, what="the end of Spark's JVM")
     finally:
         kill_all(process)
+
+
+def test_what_py4j_logs_where_its_jvm_has_ended_is_not_shown(caplog):
+    logs.to_stderr()
+    said = logging.LogRecord(
+        "root", logging.ERROR, java_gateway.__file__, 1, "Exception while sending command.", (), None
+    )
+    logging.getLogger().handle(said)
+    logging.getLogger().error("said by another")
+    assert caplog.messages == ["said by another"]
