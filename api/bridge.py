@@ -50,8 +50,7 @@ class Bridge:
             return
         answer = Answer(self._app, given | {"wsgi.input": io.BytesIO(body), GONE: gone}, gone)
         try:
-            for message in await loop.run_in_executor(self._threads, answer.begin):
-                await send(message)
+            await _all(send, await loop.run_in_executor(self._threads, answer.begin))
             # Who waits for events holds a thread, and a place of its own for that.
             turns: AbstractAsyncContextManager[Any] = self._instances if OF_SHARDS in given else self._callers
             turns = nullcontext() if answer.events else turns
@@ -60,9 +59,7 @@ class Bridge:
                 if gone():
                     break
                 async with turns:
-                    messages = await loop.run_in_executor(self._threads, answer.go_on)
-                for message in messages:
-                    await send(message)
+                    await _all(send, await loop.run_in_executor(self._threads, answer.go_on))
         finally:
             if answer.more:
                 await loop.run_in_executor(self._threads, answer.close)
@@ -183,6 +180,12 @@ def environ(scope: Any) -> dict[str, Any]:
         between = "; " if called == "HTTP_COOKIE" else ","
         made[called] = f"{made[called]}{between}{said}" if called in made else said
     return made
+
+
+async def _all(send: Send, messages: Iterable[Message]) -> None:
+    """Send them. Nobody keeps them then: what a caller does not read is in the connection alone, which counts it."""
+    for message in messages:
+        await send(message)
 
 
 def _piece(chunk: bytes, more: bool) -> Message:

@@ -51,11 +51,23 @@ def public(columns: Mapping[str, pa.Array], floats: Iterable[str] = (), per_agen
 
 def lines(columns: Mapping[str, pa.Array]) -> list[str]:
     """Each row as a JSON object."""
+    made: list[str] = _objects(columns).to_pylist()
+    return made
+
+
+def ndjson(columns: Mapping[str, pa.Array]) -> bytes:
+    """Each row as a JSON object, and a newline after each."""
+    rows = _objects(columns, "}\n")
+    _, ends, text = rows.buffers()  # one value is there right after the other
+    return text.slice(0, memoryview(ends).cast("q")[len(rows)]).to_pybytes() if len(rows) else b""
+
+
+def _objects(columns: Mapping[str, pa.Array], end: str = "}") -> pa.Array:
     pieces: list[pa.Array | pa.Scalar] = []
     for name, column in columns.items():
         begin = ("," if pieces else "{") + dumps(name) + ":"
         pieces += [pa.scalar(begin, TEXT), texts(column)]
-    return _joined(*pieces, pa.scalar("}", TEXT)).to_pylist()
+    return _joined(*pieces, pa.scalar(end, TEXT))
 
 
 def texts(column: pa.Array) -> pa.Array:
@@ -84,7 +96,7 @@ def texts(column: pa.Array) -> pa.Array:
         made = _listed(column, lambda of: texts(column.values[of]), "[]")
     elif pa.types.is_struct(kind) and kind.num_fields:
         fields = dict(zip((field.name for field in kind), column.flatten(), strict=True))
-        made = pa.array(lines(fields), TEXT)
+        made = _objects(fields)
     else:
         return _one_by_one(column)
     return pc.if_else(column.is_valid(), made, pa.scalar("null", TEXT)) if column.null_count else made

@@ -54,7 +54,5 @@ def _chosen() -> str | None:
 
 
 def _packed(chunks: Iterable[bytes], coder: Any) -> Iterator[bytes]:
-    for chunk in chunks:
-        if packed := coder.compress(chunk):
-            yield packed
+    yield from filter(None, map(coder.compress, chunks))  # a loop would keep each chunk until the next is wanted
     yield coder.flush()

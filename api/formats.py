@@ -11,12 +11,13 @@ import io
 import itertools
 import logging
 from collections.abc import Iterator
+from typing import IO, AnyStr
 
 import pyarrow as pa
 from flask import Request, Response
 
 from api.cells import TEXTS
-from api.columns import Columns, lines, texts
+from api.columns import Columns, ndjson, texts
 from api.problems import Problem
 
 JSON, NDJSON, CSV, ARROW = "application/json", "application/x-ndjson", "text/csv", "application/vnd.apache.arrow.stream"
@@ -37,17 +38,26 @@ def wanted(request: Request) -> str | None:
     return None if best == JSON else best
 
 
+class Streamed(Response):
+    """An answer in pieces, none of which it keeps until the next is wanted: its caller may take long to read it."""
+
+    def iter_encoded(self) -> Iterator[bytes]:
+        """The pieces."""
+        return iter(self.response)  # type: ignore[arg-type]  # no text is among them
+
+
 def streamed(pages: Iterator[Columns], kind: str, schema: pa.Schema) -> Response:
     """Rows as they come; ``schema`` is of the store's columns. The first page is made at once: what is wrong with that is raised."""
-    make = {NDJSON: _ndjson, CSV: _csv, ARROW: _arrow}[kind]
-    first = list(itertools.islice(pages, 1))
-    made = _ended(make(itertools.chain(first, pages), schema), CUTS[kind])
-    return Response(made, content_type=f"{kind}; charset=utf-8" if kind == CSV else kind)
+    pieces = {NDJSON: _ndjson, CSV: _csv, ARROW: _arrow}[kind](pages, schema)
+    made = _ended(list(itertools.islice(pieces, 1)), pieces, CUTS[kind])
+    return Streamed(made, content_type=f"{kind}; charset=utf-8" if kind == CSV else kind)
 
 
-def _ended(made: Iterator[bytes], cut: bytes) -> Iterator[bytes]:
+def _ended(first: list[bytes], others: Iterator[bytes], cut: bytes) -> Iterator[bytes]:
     try:
-        yield from made
+        while first:
+            yield first.pop()
+        yield from others
     except Problem as problem:  # it took too long, or its caller has left
         log.warning("a scan was cut off: %s", problem.detail)
         yield cut
@@ -57,20 +67,41 @@ def _ended(made: Iterator[bytes], cut: bytes) -> Iterator[bytes]:
 
 
 def _ndjson(pages: Iterator[Columns], _schema: pa.Schema) -> Iterator[bytes]:
-    for rows in pages:
-        yield ("\n".join(lines(rows)) + "\n").encode()
+    yield from map(ndjson, pages)  # a loop would keep a page's rows beside its text
 
 
 def _csv(pages: Iterator[Columns], schema: pa.Schema) -> Iterator[bytes]:
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(schema.names)
-    for rows in pages:
+
+    def piece(rows: Columns) -> bytes:
         writer.writerows(zip(*(_cells(rows[name]) for name in schema.names), strict=True))
-        yield text.getvalue().encode()
-        text.seek(0)
-        text.truncate()
-    yield text.getvalue().encode()
+        return _taken(text).encode()
+
+    yield from map(piece, pages)
+    yield _taken(text).encode()
+
+
+def _arrow(pages: Iterator[Columns], schema: pa.Schema) -> Iterator[bytes]:
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, schema) as writer:
+
+        def piece(rows: Columns) -> bytes:
+            writer.write_batch(pa.record_batch([rows[name] for name in schema.names], schema=schema))
+            return _taken(sink)
+
+        yield from map(piece, pages)
+    yield _taken(sink)
+
+
+def _taken(file: IO[AnyStr]) -> AnyStr:
+    """What was written into a file in memory, and no more of it there."""
+    file.seek(0)
+    written = file.read()
+    file.seek(0)
+    file.truncate()
+    return written
 
 
 def _cells(column: pa.Array) -> list[str]:
@@ -79,14 +110,3 @@ def _cells(column: pa.Array) -> list[str]:
         return [text or "" for text in column.to_pylist()]
     null = column.is_null().to_pylist()
     return ["" if n or t == "null" else t.strip('"') for n, t in zip(null, texts(column).to_pylist(), strict=True)]
-
-
-def _arrow(pages: Iterator[Columns], schema: pa.Schema) -> Iterator[bytes]:
-    sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, schema) as writer:
-        for rows in pages:
-            writer.write_batch(pa.record_batch([rows[name] for name in schema.names], schema=schema))
-            yield sink.getvalue()
-            sink.seek(0)
-            sink.truncate()
-    yield sink.getvalue()

@@ -226,12 +226,18 @@ class Scan:
 
     def pages(self) -> Iterator[Columns]:
         """All of it, page by page."""
-        left = self._limit
-        for rows in self._merged(self._sources):
-            yield {name: column[:left] for name, column in rows.items()}
+        left, merged = self._limit, self._merged(self._sources)
+
+        def page() -> Columns | None:
+            nonlocal left
+            rows = next(merged, None) if left > 0 else None
+            if rows is None:
+                return None
+            rows = {name: column[:left] for name, column in rows.items()}
             left -= count(rows)
-            if left <= 0:
-                return
+            return rows
+
+        yield from iter(page, None)  # a loop would keep the rows of each page until the next is wanted
 
     def _mine(self, found: Iterator[Columns], wanted: frozenset[int]) -> Iterator[Columns]:
         """What is here of some shards only."""

@@ -51,15 +51,22 @@ def pages(
     if at_once:
         snapshot.settle(*bounds)
     more = True
-    while more and limit > 0:
-        with deadline.turn():
-            rows, more = snapshot.page(after, min(PAGE, limit), bounds, where, at_once, deadline)
-        if found := count(rows):
-            after = snapshot.last(rows)
-            limit -= found
-            yield rows
-        if at_once:
-            deadline.renew()
+
+    def page() -> Columns | None:
+        nonlocal after, limit, more
+        rows: Columns = {}
+        while more and limit > 0 and not count(rows):
+            if at_once:
+                deadline.renew()
+            with deadline.turn():
+                rows, more = snapshot.page(after, min(PAGE, limit), bounds, where, at_once, deadline)
+        if not count(rows):
+            return None
+        after = snapshot.last(rows)
+        limit -= count(rows)
+        return rows
+
+    yield from iter(page, None)  # a loop would keep the rows of each page until the next is wanted
 
 
 def condition(
