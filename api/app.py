@@ -23,6 +23,7 @@ from api.past import past
 from api.processors import processors
 from api.producer import Producer
 from api.replica import Replica
+from api.sql import SqlProcess, sql
 from api.stores import reads
 from api.tasks import tasks
 from api.writes import writes
@@ -45,12 +46,14 @@ class Api:
     streams: threading.Semaphore = field(default_factory=lambda: threading.BoundedSemaphore(STREAMS))
     looks: threading.Semaphore = field(default_factory=lambda: threading.BoundedSemaphore(LOOKS))
     turns: Turns = field(default_factory=Turns)  # of those who scan
+    sql: SqlProcess = field(default_factory=SqlProcess)
     # Reads that wait with `after`.
     waits: threading.BoundedSemaphore = field(default_factory=lambda: threading.BoundedSemaphore(WAITS))
 
     def stop(self) -> None:
         """End what goes on in the background; reads go on as of now."""
         self.replica.stop()
+        self.sql.stop()
         if self.fleet:
             self.fleet.stop()
 
@@ -83,7 +86,7 @@ def create_app(config: Config) -> Flask:
     passing = gate.install(app, config.api)
     methods.install(app)
     app.before_request(forward.check)
-    for blueprint in (health, page, openapi, processors, docs, reads, past, follows, tasks, writes):
+    for blueprint in (health, page, openapi, processors, docs, reads, past, follows, tasks, sql, writes):
         app.register_blueprint(blueprint)
     app.wsgi_app = Fast(app.wsgi_app, api.replica, passing, counted)  # type: ignore[method-assign]
     if fleet:  # before the replica reads what it should have

@@ -35,6 +35,7 @@ TITLES = {
     "bad-header": "A header is wrong",
     "bad-body": "The request's body is wrong",
     "bad-value": "The store does not take this value",
+    "bad-sql": "The statement cannot be answered",
     "bad-lines": "Lines of the request's body are wrong",
     "length-required": "The request does not say how long it is",
     "windowed-store": "A window cannot be set",

@@ -19,6 +19,7 @@ CONDITIONS = (
     "event_time > '2026-01-01'",
     "NOT (event_time < '2026-01-01T00:00:00Z' OR changed_at IS NULL)",
 )
+STATEMENTS = ("SELECT 1 AS one", "FROM range(3)", "SELECT 'é' AS x, NULL AS y")
 
 
 @schemathesis.hook
@@ -29,6 +30,15 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
         query["where"], str
     ):  # a language of its own, which tests/test_api_where.py tries
         query["where"] = CONDITIONS[len(query["where"]) % len(CONDITIONS)]
+    if isinstance(query.get("q"), str):  # likewise: tests/test_api_sql.py
+        query["q"] = STATEMENTS[len(query["q"]) % len(STATEMENTS)]
+    if (
+        case.path.endswith("/sql")
+        and isinstance(case.body, dict)
+        and isinstance(case.body.get("sql"), str)
+        and case.body["sql"]
+    ):
+        case.body["sql"] = STATEMENTS[len(case.body["sql"]) % len(STATEMENTS)]
     if case.path.endswith("/changes") and _number(query.get("timeout", 0)) <= 86_400:  # a stream that ends
         case.query = query = {**query, "timeout": 0.01}
     if "after" in query and _number(query.get("timeout", 0)) <= 2:

@@ -1,0 +1,243 @@
+"""``/sql``: a SELECT over the lake's tables, for analysts and programs.
+
+One statement at a time is answered, by a process of its own (:mod:`api.sql_process`); others wait for their turn. The process is started with the
+first statement, ends where none comes for a while, and is killed where a statement takes longer than ``api: max_time`` or its caller leaves.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+from flask import Blueprint, Response, current_app, request
+
+from api import answers, deadline, exact, formats, schemas
+from api.bodies import body_of
+from api.columns import Columns, lines
+from api.deadline import LOOK, Deadline, Turns
+from api.declared import ARROW, CSV, JSON, NDJSON, Answer, Body, Parameter, Place, declared, of
+from api.exact import dumps, listed
+from api.problems import Problem, refused
+from api.schemas import Schema
+from api.sql_process import Failure, Result, Statement, receive, send, shown
+from api.stores import limit_of
+from api.typed import whole
+from statehouse.config import Config
+from statehouse.tables import opened, table, tasks_table
+
+DEFAULT_LIMIT = 1000
+MOST_STREAMED = 1_000_000  # rows
+LONGEST = 20_000  # characters of a statement
+IDLE_SECONDS = 300.0
+PAGE = 5000  # rows that are written at once
+VERSIONS = "Statehouse-Versions"  # of the tables, as JSON
+
+sql = Blueprint("sql", __name__)
+
+
+class SqlProcess:
+    """The process that answers, and the line of those who wait for it. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._turns = Turns(at_once=1)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._idle: threading.Timer | None = None
+
+    def ask(self, statement: Statement, limit: Deadline) -> Result | Failure:
+        """What the process answers. Raises a problem where that takes too long or too many wait."""
+        mine = Deadline(limit.left, lambda: not limit.left, self._turns)
+        with mine.turn():
+            if self._idle:
+                self._idle.cancel()
+            try:
+                return self._asked(statement, limit)
+            finally:
+                self._idle = threading.Timer(IDLE_SECONDS, self._let_go)
+                self._idle.daemon = True
+                self._idle.start()
+
+    def stop(self) -> None:
+        """End the process."""
+        if self._idle:
+            self._idle.cancel()
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _asked(self, statement: Statement, limit: Deadline) -> Result | Failure:
+        if self._process is None or self._process.poll() is not None:
+            command = [
+                sys.executable,
+                "-c",
+                "from api.sql_process import main; main()",
+            ]  # -m would name its classes otherwise
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        process = self._process
+        assert process.stdin and process.stdout
+        try:
+            send(process.stdin, statement)
+            while not select.select([process.stdout], [], [], min(LOOK, limit.left))[0]:
+                limit.check()
+            answer = receive(process.stdout)
+        except BaseException:
+            self.stop()  # it may be at work yet
+            raise
+        if answer is None:
+            self.stop()
+            return Failure("the statement needed more memory than it may have")
+        return answer
+
+    def _let_go(self) -> None:
+        if self._turns.turns.acquire(blocking=False):
+            try:
+                self.stop()
+            finally:
+                self._turns.turns.release()
+
+
+def tables(config: Config) -> dict[str, str]:
+    """The tables that a statement may name, and where they are."""
+    names: list[tuple[str, Iterable[str]]] = [
+        ("state", config.stores),
+        ("changelog", config.streams),
+        ("quarantine", config.streams),
+    ]
+    found = {f"{kind}.{name}": table(config, kind, name) for kind, those in names for name in those}
+    routed = [route.to.table for route in config.routes.values() if route.to.table]
+    found |= {f"routes.{name}": table(config, "routes", name) for name in routed}
+    return found | ({"tasks": tasks_table(config)} if config.tasks is not None else {})
+
+
+LIMIT = answers.limit(DEFAULT_LIMIT)
+
+
+def _body(place: Place) -> Schema:
+    statement = {"type": "string", "minLength": 1, "maxLength": LONGEST, "examples": ["SELECT 1 AS one"]}
+    return answers.record({"sql": statement, "limit": of(LIMIT.schema, place) or {}}, optional=("limit",))
+
+
+QUERY = Parameter(
+    "q", "the statement", {"type": "string", "minLength": 1, "maxLength": LONGEST, "examples": ["SELECT 1 AS one"]}
+)
+COLUMN = answers.record({"name": schemas.TEXT, "type": schemas.TEXT})
+ROWS = answers.record(
+    {
+        "rows": answers.listed({"type": "object"}),
+        "columns": answers.listed(COLUMN),
+        "more": {"type": "boolean", "description": "the statement has more rows than are here"},
+        "versions": {
+            "type": "object",
+            "additionalProperties": schemas.COUNT,
+            "description": "of the tables that it names",
+        },
+    }
+)
+ANSWERS = {
+    200: Answer(
+        "the rows", {JSON: ROWS, NDJSON: {}, CSV: {}, ARROW: {}}, {VERSIONS: "of the tables that it names, as JSON"}
+    )
+}
+PROBLEMS = {503: "it took longer than `max_time`, or too many wait"}
+
+
+@sql.get("/sql")
+@declared(QUERY, LIMIT, answers=ANSWERS, problems=PROBLEMS)
+def get_sql() -> Response:
+    """The rows of one SELECT in DuckDB's SQL over `state.<store>`, `changelog.<stream>`, `quarantine.<stream>`, `routes.<table>` and
+    `tasks`; all tables as of one version each, which the answer names.
+
+    Without ``q`` the tables that there are, a row for each column. As JSON at most ``limit`` rows; as NDJSON, CSV or Arrow all of them, or a problem (413) where they are larger than ``api: max_answer``.
+    """
+    config = _config()
+    most = config.api.max_rows
+    limit = limit_of(request.args.to_dict(), min(DEFAULT_LIMIT, most), most)
+    return _answered(request.args["q"], limit) if "q" in request.args else _columns(config)
+
+
+@sql.post("/sql")
+@declared(body=Body("the statement", JSON, _body), answers=ANSWERS, problems=PROBLEMS)
+def post_sql() -> Response:
+    """The same for a statement in a body."""
+    body, most = body_of(request), _config().api.max_rows
+    for name in body:
+        if name not in ("sql", "limit"):
+            raise refused("bad-body", f"the field {name[:100]!r}", "sql or limit")
+    limit = whole(body.get("limit", min(DEFAULT_LIMIT, most)))
+    if not isinstance(body.get("sql"), str):
+        raise refused("bad-body", "no statement", 'one, such as {"sql": "SELECT 1"}', at="sql")
+    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= most:
+        raise refused("bad-body", str(limit)[:100], f"1 to {most}", at="limit")
+    return _answered(body["sql"], limit)
+
+
+def _columns(config: Config) -> Response:
+    """The columns of the tables that there are, as rows, with their types in Delta."""
+    there = [(name, delta) for name, path in tables(config).items() if (delta := opened(path))]
+    rows = [
+        {
+            "table": name,
+            "column": field["name"],
+            "type": field["type"] if isinstance(field["type"], str) else field["type"]["type"],
+        }
+        for name, delta in there
+        for field in json.loads(delta.schema().to_json())["fields"]
+        if shown(name, field["name"])
+    ]
+    columns = [{"name": name, "type": "string"} for name in ("table", "column", "type")]
+    versions = {name: delta.version() for name, delta in there}
+    return exact.answer({"rows": rows, "columns": columns, "more": False, "versions": versions})
+
+
+def _answered(text: str, limit: int) -> Response:
+    config = _config()
+    if len(text) > LONGEST:
+        raise Problem(400, "bad-sql", f"found {len(text)} characters, expected at most {LONGEST}")
+    kind = formats.wanted(request)
+    asked = Statement(text, tables(config), MOST_STREAMED if kind else limit, config.api.max_answer)
+    process: SqlProcess = current_app.extensions["statehouse"].sql
+    answer = process.ask(asked, deadline.of_request())
+    if isinstance(answer, Failure):
+        raise Problem(400, "bad-sql", answer.reason.replace(config.root, "…"))
+    rows = _shown(pa.ipc.open_stream(answer.rows).read_all())
+    if kind:
+        if answer.more:
+            detail = (
+                f"found more than {config.api.max_answer} bytes or {MOST_STREAMED} rows, expected no more: add a LIMIT"
+            )
+            raise Problem(413, "too-large", detail)
+        response = formats.streamed(_pages(rows), kind, rows.schema)
+    else:
+        columns = [{"name": field.name, "type": str(field.type)} for field in rows.schema]
+        more: dict[str, Any] = {"columns": columns, "more": answer.more, "versions": answer.versions}
+        response = listed([line for page in _pages(rows) for line in lines(page)], more)
+    response.headers[VERSIONS] = dumps(answer.versions)
+    return response
+
+
+def _shown(rows: pa.Table) -> pa.Table:
+    """A result as other answers are: times in plain UTC, and each column with a name of its own."""
+    names: list[str] = []
+    for name in rows.column_names:
+        number = 2
+        while (unique := name if number == 2 and name not in names else f"{name}_{number}") in names:
+            number += 1
+        names.append(unique)
+    fields = [f.with_type(pa.timestamp("us")) if pa.types.is_timestamp(f.type) else f for f in rows.schema]
+    return rows.cast(pa.schema(fields), safe=False).rename_columns(names)  # of nanoseconds it has microseconds
+
+
+def _pages(rows: pa.Table) -> Iterator[Columns]:
+    for batch in rows.to_batches(PAGE):
+        yield dict(zip(batch.schema.names, batch.columns, strict=True))
+
+
+def _config() -> Config:
+    config: Config = current_app.extensions["statehouse"].config
+    return config
