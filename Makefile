@@ -15,7 +15,7 @@ JAVA_FITS := $(JAVA) --add-modules jdk.incubator.vector -version 2>&1 | \
 AS_ROOT := $$([ "$$(id -u)" = 0 ] || echo sudo -n)
 
 .DEFAULT_GOAL := help
-.PHONY: help install classes demo test nginx law fuzz soak turn chaos s3 lint clean
+.PHONY: help install classes demo test nginx chromium law fuzz soak turn chaos s3 lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9 ]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -79,10 +79,20 @@ nginx: install
 		} >.venv/apt-nginx.log 2>&1 || echo "it could not be installed: its tests are left out" >&2; \
 	fi
 
+# The screens are tested in a real browser.
+chromium: install
+	@if command -v chromium >/dev/null; then exit 0; fi; \
+	if command -v apt-get >/dev/null && $(AS_ROOT) true 2>/dev/null; then \
+		echo "chromium is missing, for its tests: installing it with apt-get (log: .venv/apt-chromium.log) ..."; \
+		{ $(AS_ROOT) apt-get update; \
+		  $(AS_ROOT) env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends chromium fonts-dejavu-core; \
+		} >.venv/apt-chromium.log 2>&1 || echo "it could not be installed: its tests are left out" >&2; \
+	fi
+
 # One process; JOBS=2: two, each with a Spark session and a Kafka of its own (tests/support/balance.py).
 JOBS ?= 1
 IN_TWO := $(if $(filter-out 1,$(JOBS)),--numprocesses $(JOBS) --dist loadscope --no-loadscope-reorder)
-test: lint classes nginx ## lint, then all tests, each at the smallest size that shows what it holds
+test: lint classes nginx chromium ## lint, then all tests, each at the smallest size that shows what it holds
 	@$(BIN)/python -m pytest --durations 10 $(IN_TWO)
 
 law fuzz soak: install classes ## the law, the API under fuzzers, and what runs for long, at full size

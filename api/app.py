@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from flask import Flask
 from werkzeug.routing import BaseConverter
 
-from api import audit, compress, cors, forward, gate, methods, metrics, problems
+from api import audit, compress, console, cors, forward, gate, methods, metrics, problems
 from api.changes import STREAMS, follows
+from api.console.home import page
 from api.deadline import Turns
 from api.docs import docs
 from api.fast import Fast
@@ -18,13 +19,13 @@ from api.health import health
 from api.idempotency import Idempotency
 from api.lake import Lake
 from api.openapi import openapi
-from api.page import page
 from api.past import past
 from api.processors import processors
 from api.producer import Producer
 from api.replica import Replica
 from api.sql import SqlProcess, sql
 from api.stores import reads
+from api.tables import Logs, lake_tables
 from api.tasks import tasks
 from api.writes import writes
 from statehouse.config import Config
@@ -47,6 +48,8 @@ class Api:
     looks: threading.Semaphore = field(default_factory=lambda: threading.BoundedSemaphore(LOOKS))
     turns: Turns = field(default_factory=Turns)  # of those who scan
     sql: SqlProcess = field(default_factory=SqlProcess)
+    logs: Logs = field(init=False)
+    gate: gate.Gate = field(init=False)
     # Reads that wait with `after`.
     waits: threading.BoundedSemaphore = field(default_factory=lambda: threading.BoundedSemaphore(WAITS))
 
@@ -83,11 +86,13 @@ def create_app(config: Config) -> Flask:
     compress.install(app)
     cors.install(app, config.api.cors)
     audit.install(app)
-    passing = gate.install(app, config.api)
+    api.gate = passing = gate.install(app, config.api)
+    api.logs = Logs(config)
     methods.install(app)
     app.before_request(forward.check)
-    for blueprint in (health, page, openapi, processors, docs, reads, past, follows, tasks, sql, writes):
+    for blueprint in (health, page, openapi, processors, docs, reads, past, follows, tasks, sql, lake_tables, writes):
         app.register_blueprint(blueprint)
+    console.install(app)
     app.wsgi_app = Fast(app.wsgi_app, api.replica, passing, counted)  # type: ignore[method-assign]
     if fleet:  # before the replica reads what it should have
         fleet.start()

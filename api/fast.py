@@ -24,6 +24,7 @@ from api.shards import listed
 from api.stores import point
 from api.way import WAY
 
+PAGE = "text/html"  # who accepts it may want a screen
 OTHERS = ("HTTP_IF_NONE_MATCH", "HTTP_ORIGIN", "HTTP_TRANSFER_ENCODING")
 ROUTES = ("/history", "/reports")  # of Flask's; what they are about is for it to say
 
@@ -38,7 +39,10 @@ class Fast:
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Answer a point read, or hand the request on."""
         found = None
-        if environ["REQUEST_METHOD"] == "GET" and not environ.get("QUERY_STRING") and environ.keys().isdisjoint(OTHERS):
+        plain = (
+            environ["REQUEST_METHOD"] == "GET" and not environ.get("QUERY_STRING") and environ.keys().isdisjoint(OTHERS)
+        )
+        if plain and PAGE not in environ.get("HTTP_ACCEPT", ""):
             path, authorization = keys.raw_path(environ), environ.get("HTTP_AUTHORIZATION", "")
             packed = "HTTP_ACCEPT_ENCODING" in environ
             if path is not None and listed(environ.get(OF_SHARDS, "0")) is not None:

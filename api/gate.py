@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import math
 from collections.abc import Hashable
 
@@ -12,7 +14,10 @@ from api.rate import Rate
 from api.tokens import Holder, Tokens
 from statehouse.config import Api
 
-OPEN = ("health", "processors")  # the blueprints that anyone may ask
+OPEN = ("health", "processors", "console")  # the blueprints that anyone may ask
+COOKIE = "statehouse"  # has the token of who signed in to the console
+CSRF = "Statehouse-CSRF"  # the header of what a page of the console writes: no other site's page can send it
+SAFE = ("GET", "HEAD", "OPTIONS")
 CHALLENGE = 'Bearer realm="statehouse"'
 
 
@@ -23,6 +28,10 @@ class Gate:
         self.limits = limits
         self._tokens = Tokens(limits.tokens) if limits.tokens else None
         self._rate = Rate(limits.rate_limit) if limits.rate_limit else None
+
+    def holder(self, token: str) -> Holder | None:
+        """Whose token this is; None also where no tokens are needed."""
+        return self._tokens.find(token) if self._tokens else None
 
     def reader(self, authorization: str, address: str | None) -> Hashable | None:
         """As whom a caller may read; None: :meth:`check` says why not."""
@@ -39,7 +48,7 @@ class Gate:
         """Raises a problem where the request at hand may not pass. ``g.caller`` is the name of its token, if any."""
         if request.blueprint in OPEN:
             return
-        token = _token(request.headers.get("Authorization", ""))
+        token = _token(request.headers.get("Authorization", "")) or _of_cookie()
         holder = self._tokens.find(token) if self._tokens else None
         g.caller = holder.name if holder else None
         # Before it is said that a token is wrong, so that nobody can try many.
@@ -58,6 +67,21 @@ def install(app: Flask, limits: Api) -> Gate:
     gate = Gate(limits)
     app.before_request(gate.check)
     return gate
+
+
+def csrf_token(token: str) -> str:
+    """What a page has to send with what it writes, where its reader signed in with a token."""
+    return hashlib.blake2b(token.encode("utf-8", "replace"), digest_size=16, person=b"statehouse csrf").hexdigest()
+
+
+def _of_cookie() -> str:
+    """The token of who signed in. Another site's page could have a browser send the cookie, so that alone allows no write."""
+    token = request.cookies.get(COOKIE, "")
+    if request.method in SAFE or hmac.compare_digest(
+        request.headers.get(CSRF, "").encode(), csrf_token(token).encode()
+    ):
+        return token
+    return ""
 
 
 def _token(authorization: str) -> str:

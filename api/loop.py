@@ -414,6 +414,8 @@ def said(head: bytes, hosts: frozenset[str] | None = None) -> Said | None:
         return None
     if named.get(b"connection", b"keep-alive").lower() != b"keep-alive" or len(named) > HEADERS:
         return None
+    if b"text/html" in named.get(b"accept", b""):  # a screen is Flask's
+        return None
     if unfit("1.1", b"/", seen.headers, hosts) or listed(named.get(SHARDS, b"0").decode("latin-1")) is None:
         return None
     return Said(named.get(b"authorization", b"").decode("latin-1"), b"accept-encoding" in named)

@@ -21,6 +21,7 @@ TITLES = {
     "bad-key": "This is not a key of the store",
     "bad-parameter": "A query parameter is wrong",
     "unknown-version": "The store has no such version",
+    "unknown-table": "There is no such table",
     "unknown-stream": "There is no such stream",
     "no-reports": "The store is not over agents",
     "not-followed": "What changes in the store is not known",

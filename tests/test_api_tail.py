@@ -14,6 +14,7 @@ from jobs.merge import Merge
 from jobs.recover import recover
 from tests.lakes import BATCHES, COUNT, T0, drawn, more, right, written
 from tests.records import SCHEMA, iso, record
+from tests.support.depth import deep, sized
 from tests.test_recover import _compacted
 
 
@@ -50,7 +51,7 @@ def test_every_answer_is_the_oracles_whether_it_is_merged_or_not(spark, filled, 
     dice = random.Random(seed)
     memory, none = Replica(config), Replica(kept(config, "none"))
     ingest = Ingest(spark, config, config.streams["s"])
-    for number in range(4):
+    for number in range(sized(2, 4)):
         records, new = drawn(100 * seed + number, 40, first=COUNT + 40 * number)
         events = events + new
         ingest.batch(spark.createDataFrame(records, SCHEMA))
@@ -115,6 +116,7 @@ def test_a_swapped_state_a_compacted_changelog_and_a_lost_feed_are_noticed(spark
         assert other.status(store)["freshness"] == "changelog"
 
 
+@deep
 @pytest.mark.slow
 def test_a_new_process_goes_on_from_what_was_kept_as_long_as_it_can(spark, filled, monkeypatch):
     config, events = filled

@@ -16,6 +16,7 @@ from statehouse.config import Config
 from statehouse.tables import BUCKET, buckets, opened
 from tests.lakes import CONFIG, drawn, merged, more, right, state, whole
 from tests.records import SCHEMA, record
+from tests.support.depth import sized
 
 FOUR = CONFIG.replace("reduce: sum{where}", "reduce: sum, buckets: 4").replace(
     "reduce: count", "reduce: count, buckets: 4"
@@ -39,7 +40,7 @@ def files(config: Config, store: str) -> dict[int, set[str]]:
 def test_the_same_rows_whatever_the_layout(spark, lake):
     """Random events with purges, sets and windows, in batches; the layout is changed in between."""
     config, known = partitioned(lake), []
-    for batch in range(3):
+    for batch in range(sized(2, 3)):
         records, events = drawn(20 + batch, 60, first=60 * batch)
         known += events
         more(spark, config, records)
@@ -54,7 +55,7 @@ def test_the_same_rows_whatever_the_layout(spark, lake):
 
     before = whole(spark, config, "total")
     number = 180
-    for count in (7, None, 2):
+    for count in sized((7, None), (7, None, 2)):
         setting = f", buckets: {count}" if count else ""
         config = partitioned(lake, FOUR.replace("reduce: sum, buckets: 4", "reduce: sum" + setting))
         found = recover(spark, config, config.stores["total"], swap=True)

@@ -120,7 +120,7 @@ def query(sql):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", sized(PAGES[::3], PAGES), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", sized(PAGES[::4], PAGES), ids=lambda page: page.stem)
 def test_a_page_does_what_it_shows(spark, folder, page):
     run(page.read_text())
 

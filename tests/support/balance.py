@@ -15,7 +15,11 @@ import pytest
 
 GROUPS = {
     "processes": ("test_api_robust", "test_broker", "test_cluster", "test_crash", "test_million"),
-    "tried": ("test_api_fuzz", "test_api_openapi"),  # fixtures of tests/services.py and tests/lakes.py
+    "tried": (
+        "test_api_fuzz",
+        "test_api_openapi",
+        "test_console_browser",
+    ),  # fixtures of tests/services.py and tests/lakes.py
     "base": ("test_api_tail", "test_recover"),
 }
 GROUP_OF = {f"tests/{name}.py": group for group, names in GROUPS.items() for name in names}

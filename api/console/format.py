@@ -1,0 +1,130 @@
+"""Values, times, numbers and keys as people read them: the filters of the templates."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+from urllib.parse import quote
+
+from markupsafe import Markup, escape
+
+from api.exact import dumps
+
+LONG = 200  # characters of a value that are shown in a table
+NESTED = 80  # of an object or a list
+
+
+def moment(text: str | None) -> Markup:
+    """A time as ISO 8601 in UTC: the page shows it in the reader's zone, where it has JavaScript."""
+    if not text:
+        return Markup('<span class="none">none</span>')
+    shown = text.replace("T", " ").replace("Z", "").partition(".")[0]
+    return Markup('<time datetime="{0}" title="{0}">{1} UTC</time>').format(text, shown)
+
+
+def age(text: str | None) -> Markup:
+    """How long ago a time was; the page lets it tick."""
+    if not text:
+        return Markup('<span class="none">never</span>')
+    return Markup('<time class="age" datetime="{0}" title="{0}">{0}</time>').format(text)
+
+
+def value(found: Any, long: int = LONG) -> Markup:
+    """A value of JSON: text as it is, numbers with all of their digits, objects as JSON."""
+    if found is None:
+        return Markup('<span class="none">null</span>')
+    if isinstance(found, bool):
+        return Markup('<span class="number">{}</span>').format("true" if found else "false")
+    if isinstance(found, (int, float, Decimal)):
+        return Markup('<span class="number">{}</span>').format(number(found))
+    text = found if isinstance(found, str) else dumps(found)
+    long = long if isinstance(found, str) else min(long, NESTED)
+    shown = text if len(text) <= long else f"{text[:long]}…"
+    if isinstance(found, str):
+        return (
+            Markup('<bdi class="text">{}</bdi>').format(shown) if found else Markup('<span class="none">empty</span>')
+        )
+    return Markup('<code class="json">{}</code>').format(shown)
+
+
+def reports(found: Mapping[str, Mapping[str, Any]] | None) -> Markup:
+    """Agents' reports in short: how many say what."""
+    counts = Counter(plain(report["value"]) for report in (found or {}).values())
+    if not counts:
+        return Markup('<span class="none">none</span>')
+    said = [Markup("<bdi>{}</bdi>&nbsp;{}").format(text[:40], count) for text, count in counts.most_common(4)]
+    return Markup(", ").join(said) + ("" if len(counts) <= 4 else Markup(" …"))
+
+
+def number(found: int | float | Decimal) -> str:
+    """A number, its thousands apart, with every digit."""
+    text = dumps(found)
+    whole, point, fraction = text.partition(".")
+    digits = whole.lstrip("-")
+    if not digits.isdigit():
+        return text
+    return ("-" if whole.startswith("-") else "") + f"{int(digits):,}" + point + fraction
+
+
+def size(found: int) -> str:
+    """Bytes, in the unit that fits."""
+    amount, units = float(found), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while amount >= 1024 and len(units) > 1:
+        amount, units = amount / 1024, units[1:]
+    return f"{amount:.0f} {units[0]}" if units[0] == "B" else f"{amount:.1f} {units[0]}"
+
+
+def milliseconds(found: int | float | None) -> str:
+    """A duration in the unit that fits; it may not be known."""
+    if found is None:
+        return "unknown"
+    amount = float(found)
+    for unit, most, length in (("ms", 1000, 1000), ("s", 90, 60), ("min", 90, 60), ("h", 48, 24)):
+        if amount < most:
+            return f"{amount:.0f} {unit}" if unit == "ms" or amount >= 10 else f"{amount:.1f} {unit}"
+        amount /= length
+    return f"{amount:.0f} days"
+
+
+def path(parts: Sequence[Any]) -> str:
+    """A key's parts as the end of a path."""
+    return "/".join(quote(plain(part), safe="") for part in parts)
+
+
+def plain(part: Any) -> str:
+    """A part of a key as text."""
+    return part if isinstance(part, str) else dumps(part).strip('"')
+
+
+def key_of(row: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
+    """The parts of a row's key."""
+    return [row[name] for name in names]
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    "moment": moment,
+    "age": age,
+    "value": value,
+    "number": number,
+    "reports": reports,
+    "size": size,
+    "milliseconds": milliseconds,
+    "path": path,
+    "plain": plain,
+    "key_of": key_of,
+    "json": lambda found: dumps(found),
+    "pretty": lambda found: escape(pretty(found)),
+}
+
+
+def pretty(found: Any, indent: str = "") -> str:
+    """JSON over several lines."""
+    inner = indent + "  "
+    if isinstance(found, dict) and found:
+        lines = [f"{inner}{dumps(str(name))}: {pretty(item, inner)}" for name, item in found.items()]
+        return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
+    if isinstance(found, list) and found and any(isinstance(item, (dict, list)) for item in found):
+        return "[\n" + ",\n".join(inner + pretty(item, inner) for item in found) + f"\n{indent}]"
+    return dumps(found)

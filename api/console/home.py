@@ -1,0 +1,94 @@
+"""The first page: what the system holds, how fresh it is, what was refused, and what will happen next."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from flask import Blueprint, Response, current_app, render_template
+
+from api.console import charts, words
+from api.console.screens import ask, page_of, screen
+from api.declared import Answer, declared
+from statehouse.config import Config, Store
+
+NEXT_TASKS = 5
+
+page = Blueprint("page", __name__)
+
+
+@page.get("/")
+@declared(answers={200: Answer("the first page", {"text/html": {}})}, closed=False)
+def index() -> Response:
+    """The console: what is here, how far it is, what was refused, and what happens next. Every resource shows its screen to who accepts HTML."""
+    return page_of(home())
+
+
+@screen("reads.list_stores", "tables.list_streams")
+def home() -> str:
+    """The page."""
+    config: Config = current_app.extensions["statehouse"].config
+    tables = {table["name"]: table for table in ask("/tables")["tables"]}
+    stores = [shown(store, tables, config) for store in ask("/stores")["stores"]]
+    streams = ask("/streams")["streams"]
+    waiting = ask("/tasks", {"status": "waiting", "limit": NEXT_TASKS})["rows"] if config.tasks is not None else []
+    fleet = ask("/processors") if config.api.shards else None
+    return render_template(
+        "home.html",
+        stores=stores,
+        streams=streams,
+        waiting=waiting,
+        fleet=fleet,
+        tables=tables,
+        flow=_flow(config),
+        spark=charts.sparkline,
+    )
+
+
+def shown(store: dict[str, Any], tables: dict[str, Any], config: Config) -> dict[str, Any]:
+    """A store with what the page says of it."""
+    fresh, lag = words.freshness(store)
+    most = config.api.max_lag
+    table = tables.get(f"state.{store['name']}", {})
+    return {
+        **store,
+        "what": words.reduction(store),
+        "fresh": fresh,
+        "late": most is not None and (lag is None or lag > most),
+        "last": table.get("last"),
+    }
+
+
+def _flow(config: Config) -> Any:
+    """Streams and lookups, their stores, and where those lead."""
+    nodes = [charts.Node(f"stream {n}", 0, "stream", n, f"/streams/{n}/quarantine") for n in config.streams]
+    edges: list[tuple[str, str]] = []
+    for stream in config.streams.values():
+        for lookup in stream.lookups:
+            nodes.append(charts.Node(f"lookup {lookup.name}", 0, "lookup", lookup.name, None))
+            edges += [
+                (f"lookup {lookup.name}", f"store {s.name}") for s in config.stores.values() if _joined(s, lookup.name)
+            ]
+    for store in config.stores.values():
+        nodes.append(charts.Node(f"store {store.name}", 1, "store", store.name, f"/stores/{store.name}/keys"))
+        edges.append((f"stream {store.stream}", f"store {store.name}"))
+        if store.publish:
+            nodes.append(charts.Node(f"topic {store.name}", 2, "topic", store.publish.topic, None))
+            edges.append((f"store {store.name}", f"topic {store.name}"))
+    for route in config.routes.values():
+        target = f"/tables/routes.{route.to.table}" if route.to.table else None
+        nodes.append(charts.Node(f"route {route.name}", 1, "route", route.name, target))
+        end, kind = f"end of {route.name}", "table" if target else "topic"
+        nodes.append(charts.Node(end, 2, kind, route.to.table or route.to.topic or "", target))
+        edges += [(f"stream {route.stream}", f"route {route.name}"), (f"route {route.name}", end)]
+    for name, task in (config.tasks or {}).items():
+        nodes.append(charts.Node(f"task {name}", 2, "task", name, f"/tasks?task={name}"))
+        if task.store:
+            edges.append((f"store {task.store}", f"task {name}"))
+    return charts.flow(nodes, edges)
+
+
+def _joined(store: Store, lookup: str) -> bool:
+    """Whether a store's rule names a lookup's columns."""
+    said = [store.where, store.value, store.agent, *(key.expression for key in store.keys)]
+    return any(re.search(rf"\b{re.escape(lookup)}\.", text or "") for text in said)

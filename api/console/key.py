@@ -1,0 +1,189 @@
+"""A key: its value, what it is made of, and its history."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+from urllib.parse import urlencode
+
+from flask import render_template, request
+from werkzeug.exceptions import HTTPException
+
+from api.console import charts, words
+from api.console.format import key_of, path, plain
+from api.console.screens import ask, asked, screen
+from api.console.store import key_names
+from api.console.votes import Reports, result, votes
+from api.problems import Problem
+from api.typed import canonical
+from statehouse.reducers import REDUCERS, parse_reduce
+
+EVENTS = 100
+OWN = (
+    "value",
+    "reports",
+    "windows",
+    "event_time",
+    "changed_at",
+    "reset",
+    "position",
+    "provisional",
+    "offsets",
+    "window_start",
+)
+
+
+@screen("reads.get_key")
+def page(store: str, key: str) -> str:
+    """The screen of a key, as of now or as of a moment (``at``), beside another moment (``against``)."""
+    given = asked()
+    document = ask(f"/stores/{store}")
+    target = request.environ.get("REQUEST_URI", request.path).partition("?")[0].removeprefix(request.script_root)
+    current = _state(target, {name: given[name] for name in ("after", "timeout", "freshness") if name in given})
+    events = _history(target, given.get("cursor"))
+    if current is None and not events["events"] and not events["wrong"]:
+        raise Problem(404, "unknown-key", f"found no {key[:100]!r} in {store}", position=None)
+    shown, at = current, given.get("at")
+    if at:
+        shown = _state(target, {"at": _moment(at)})
+    against = _state(target, {"at": _moment(given["against"])}) if given.get("against") else None
+    rule = document["reduce"] if isinstance(document["reduce"], str) else ""
+    reducer = REDUCERS.get(parse_reduce(rule)[0]) if rule else None
+    reports = (shown or {}).get("reports")
+    standing, why = votes(rule, reports) if reports and reducer and reducer.per_agent else ([], "")
+    row = shown or current or {}
+    names = key_names(document)
+    return render_template(
+        "key.html",
+        store=document,
+        what=words.reduction(document),
+        fresh=words.freshness(document)[0],
+        names=names,
+        parts=key_of(row, names) if all(name in row for name in names) else [key],
+        target=target,
+        current=current,
+        shown=shown,
+        at=_moment(at) if at else None,
+        against=against,
+        against_at=given.get("against"),
+        votes=standing,
+        why=why,
+        additive=reducer is None or reducer.additive,
+        per_agent=bool(reducer and reducer.per_agent),
+        events=_told(events["events"], bool(reducer and reducer.additive)),
+        wrong=events["wrong"],
+        older=f"{target}?{urlencode({**given, 'cursor': events['cursor']})}#timeline" if events["cursor"] else None,
+        chart=_chart(document, target, events, (current or {}).get("value")),
+        more={name: value for name, value in row.items() if name not in OWN and name not in names},
+        link=path,
+    )
+
+
+def _state(target: str, query: Mapping[str, Any]) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = ask(target, query)
+        return found
+    except Problem as problem:
+        if problem.kind != "unknown-key":
+            raise
+        return None
+
+
+def _history(target: str, cursor: str | None) -> dict[str, Any]:
+    """A page of the key's events; ``wrong`` says why there is none: the state is shown all the same."""
+    nothing: dict[str, Any] = {"events": [], "cursor": None, "wrong": None}
+    try:
+        return {**nothing, **ask(f"{target}/history", {"limit": EVENTS, "cursor": cursor})}
+    except Problem as problem:
+        return nothing if problem.kind == "unknown-key" else {**nothing, "wrong": problem.detail}
+    except HTTPException as error:
+        return {**nothing, "wrong": error.description}
+
+
+def _moment(text: str) -> str:
+    try:
+        return canonical(text, "TIMESTAMP")
+    except ValueError as error:
+        raise Problem(400, "bad-parameter", f"at: found {text[:100]!r}, {error}") from None
+
+
+def _told(events: list[dict[str, Any]], additive: bool) -> list[dict[str, Any]]:
+    """The events, each with the seconds since the one before, and whether it said anything new. They are the newest first."""
+    told = []
+    for number, event in enumerate(events):
+        before = events[number + 1] if number + 1 < len(events) else None
+        same = next((e for e in events[number + 1 :] if e.get("agent") == event.get("agent")), None)
+        unchanged = (
+            not additive
+            and event["op"] == "report"
+            and same is not None
+            and same["op"] == event["op"]
+            and same["value"] == event["value"]
+        )
+        elapsed = (
+            _seconds(event) - _seconds(before) if before and event["event_time"] and before["event_time"] else None
+        )
+        told.append({**event, "elapsed": None if elapsed is None else elapsed * 1000, "unchanged": unchanged})
+    return told
+
+
+def _chart(store: Mapping[str, Any], target: str, history: Mapping[str, Any], value: Any) -> Any:
+    """The value over event time, as of each of the last events; None where there is nothing to see."""
+    events = [event for event in history["events"] if event["event_time"]][::-1]
+    if len(events) < 2 or store.get("window"):
+        return None
+    before = _state(target, {"at": events[0]["event_time"]}) if history["cursor"] else None
+    values = course(store["reduce"], events, value, (before or {}).get("reports") or {})
+    points = [
+        (
+            _stamp(event["event_time"]),
+            _point(found),
+            f"{event['event_time']}: {'none' if found is None else plain(found)}",
+        )
+        for event, found in zip(events, values, strict=True)
+    ]
+    return charts.steps(points)
+
+
+def course(reduce: Any, events: Sequence[Mapping[str, Any]], value: Any, reports: Reports) -> list[Any]:
+    """The value after each of some events, the oldest first, of which ``value`` is the last; ``reports`` stood before them. Of a
+    reducer of which it cannot be told so, what each event has contributed."""
+    name, arguments = parse_reduce(reduce) if isinstance(reduce, str) else ("own", [])
+    if name in REDUCERS and REDUCERS[name].per_agent:
+        standing, found = dict(reports), []
+        for event in events:
+            if event["op"] == "purge":  # which withdraws every report
+                standing = {}
+            agent = event.get("agent")
+            standing = {name: report for name, report in standing.items() if name != agent}
+            if event["value"] is not None and agent is not None:
+                standing[agent] = event
+            found.append(result(name, arguments, standing))
+        return found
+    contributed = [event["value"] for event in events]
+    if name not in ("sum", "count") or value is None or any(event["op"] != "report" for event in events):
+        return contributed
+    found = []
+    for amount in reversed(contributed):
+        found.append(value)
+        value -= amount or 0
+    return found[::-1]
+
+
+def _point(value: Any) -> str | float | None:
+    if value is None or isinstance(value, str):
+        return value
+    return float(value) if isinstance(value, (int, float, Decimal)) and not isinstance(value, bool) else plain(value)
+
+
+def _seconds(event: Mapping[str, Any]) -> float:
+    return _stamp(event["event_time"])
+
+
+def _stamp(text: str) -> float:
+    try:
+        return dt.datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+    except (ValueError, OverflowError):
+        return 0.0

@@ -1,0 +1,85 @@
+"""SQL: an editor, the tables beside it, and the result as a table and, where it has a number, a chart."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+from flask import current_app, render_template
+
+from api.console import charts
+from api.console.format import plain
+from api.console.screens import ask, asked, screen
+from api.problems import Problem
+from statehouse.config import Config
+
+ROWS = 500
+BARS = 30  # rows that make a chart
+
+
+@screen("sql.get_sql")
+def page() -> str:
+    """The screen; ``q`` is the statement."""
+    given = asked()
+    statement, found, wrong = given.get("q", ""), None, None
+    if statement:
+        try:
+            found = ask("/sql", {"q": statement, "limit": ROWS})
+        except Problem as problem:
+            wrong = problem.detail
+    columns: dict[str, list[dict[str, Any]]] = {}
+    for row in ask("/sql")["rows"]:
+        columns.setdefault(row["table"], []).append(row)
+    return render_template(
+        "sql.html",
+        statement=statement,
+        found=found,
+        wrong=wrong,
+        tables=columns,
+        examples=examples(current_app.extensions["statehouse"].config, set(columns)),
+        chart=_chart(found),
+    )
+
+
+def examples(config: Config, there: set[str]) -> dict[str, str]:
+    """Statements that fit this lake."""
+    made: dict[str, str] = {}
+    for store in config.stores.values():
+        if f"state.{store.name}" in there and len(made) < 3:
+            made[f"How many keys of {store.name} have which value?"] = (
+                f'SELECT value, count(*) AS keys\nFROM state."{store.name}"\nGROUP BY ALL\nORDER BY keys DESC\nLIMIT 20'
+            )
+    for name in config.streams:
+        if f"changelog.{name}" in there:
+            made[f"How many events had {name} by minute?"] = (
+                f"SELECT date_trunc('minute', _event_time) AS minute, count(*) AS events\nFROM changelog.\"{name}\"\nGROUP BY ALL\nORDER BY minute DESC\nLIMIT 60"
+            )
+        if f"quarantine.{name}" in there:
+            made[f"What of {name} was refused, and why?"] = (
+                f'SELECT reason, count(*) AS records\nFROM quarantine."{name}"\nGROUP BY ALL\nORDER BY records DESC'
+            )
+    return made
+
+
+def _chart(found: dict[str, Any] | None) -> Any:
+    """Bars, where a result has a column of numbers and another one that names them."""
+    rows = found["rows"] if found else []
+    if not 2 <= len(rows) <= BARS:
+        return None
+    numbers = [
+        name
+        for name in rows[0]
+        if all(
+            isinstance(row[name], (int, float, Decimal)) and not isinstance(row[name], bool) and row[name] >= 0
+            for row in rows
+        )
+    ]
+    names = [
+        name
+        for name in rows[0]
+        if name not in numbers and all(row[name] is None or isinstance(row[name], str) for row in rows)
+    ]
+    if not numbers or not names:
+        return None
+    counts = {plain(row[names[0]] or ""): float(row[numbers[-1]]) for row in rows}
+    return charts.columns(counts, f"{numbers[-1]} by {names[0]}") if len(counts) == len(rows) else None

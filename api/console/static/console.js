@@ -1,0 +1,65 @@
+// What every screen has: times in the reader's zone, ages that tick, downloads, and copying.
+
+const meta = (name) => document.querySelector(`meta[name="${name}"]`)?.content ?? "";
+export const base = meta("base");
+
+// Send what a page writes: JSON, with the mark that only a page of this site can send.
+export async function send(method, target, body) {
+  const headers = { "Accept": "application/json", "Content-Type": "application/json", "Statehouse-CSRF": meta("csrf") };
+  const response = await fetch(target, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+  const answer = await response.json();
+  if (!response.ok) throw new Error(answer.detail ?? answer.title);
+  return answer;
+}
+
+const UNITS = [[1, "s"], [60, "min"], [3600, "h"], [86400, "days"]];
+
+export function ago(seconds) {
+  const amount = Math.abs(seconds);
+  const [length, unit] = UNITS.findLast(([size]) => amount >= size * (size === 1 ? 0 : 1.5)) ?? UNITS[0];
+  const text = `${Math.round(amount / length)} ${unit}`;
+  return seconds >= 0 ? `${text} ago` : `in ${text}`;
+}
+
+export function tell(root = document) {
+  for (const time of root.querySelectorAll("time[datetime]")) {
+    const moment = new Date(time.dateTime);
+    if (Number.isNaN(moment.valueOf())) continue;
+    if (time.classList.contains("age")) {
+      time.textContent = ago((Date.now() - moment) / 1000);
+    } else if (!time.dataset.told) {
+      time.textContent = moment.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
+      time.dataset.told = "yes";
+    }
+  }
+}
+
+tell();
+setInterval(tell, 1000);
+
+document.addEventListener("click", async (event) => {
+  const link = event.target.closest("a.download");
+  if (!link) return;
+  event.preventDefault();
+  const query = new URLSearchParams(new URL(link.href).search || location.search);
+  query.delete("hide");
+  for (const [name, value] of [...query]) if (!value) query.delete(name);
+  const response = await fetch(`${link.pathname}?${query}`, { headers: { Accept: link.dataset.accept } });
+  if (!response.ok) return alert((await response.json()).detail);
+  const saved = document.createElement("a");
+  saved.href = URL.createObjectURL(await response.blob());
+  saved.download = link.dataset.name;
+  saved.click();
+  URL.revokeObjectURL(saved.href);
+});
+
+for (const block of document.querySelectorAll("pre.copy")) {
+  const button = document.createElement("button");
+  button.className = "quiet";
+  button.textContent = "Copy";
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(block.textContent);
+    button.textContent = "Copied";
+  });
+  block.after(button);
+}

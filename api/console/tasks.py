@@ -1,0 +1,30 @@
+"""What waits for its time, what was sent, cancelled, and failed."""
+
+from __future__ import annotations
+
+from urllib.parse import urlencode
+
+from flask import render_template
+
+from api.console.screens import ask, asked, screen
+from api.tasks import STATUSES
+
+PAGE = 50
+FILTERS = ("status", "task", "store", "key")
+
+
+@screen("tasks.list_tasks")
+def page() -> str:
+    """The screen of the tasks."""
+    given = asked()
+    filters = {name: given[name] for name in FILTERS if name in given}
+    found = ask("/tasks", {**filters, "cursor": given.get("cursor"), "limit": PAGE})
+    return render_template(
+        "tasks.html",
+        page=found,
+        statuses=STATUSES,
+        filters=filters,
+        with_status={status: f"/tasks?{urlencode({**filters, 'status': status})}" for status in STATUSES},
+        without={name: f"/tasks?{urlencode({n: v for n, v in filters.items() if n != name})}" for name in filters},
+        following=f"/tasks?{urlencode({**filters, 'cursor': found['cursor']})}" if found["cursor"] else None,
+    )

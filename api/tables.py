@@ -1,0 +1,232 @@
+"""``/tables``, ``/streams`` and what a commit did: the lake as its Delta logs tell it, without reading a row."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from flask import Blueprint, Response, current_app
+
+from api import answers, schemas
+from api.declared import JSON, Answer, declared
+from api.exact import answer
+from api.past import limit_asked
+from api.problems import Problem
+from api.sql import tables as tables_of
+from api.stores import the_replica
+from statehouse.config import Config
+from statehouse.tables import opened
+
+FRESH_SECONDS = 1.0  # for which what was read of a log is new enough
+REMEMBERED = 2000  # commits of a table
+MINUTES = 15
+# What of a commit's metrics counts as rows, by Spark's names and by deltalake's.
+ADDED = ("numTargetRowsInserted", "num_target_rows_inserted", "numOutputRows", "num_added_rows")
+CHANGED = ("numTargetRowsUpdated", "num_target_rows_updated", "numUpdatedRows")
+REMOVED = ("numTargetRowsDeleted", "num_target_rows_deleted", "numDeletedRows", "num_deleted_rows")
+TOOK = ("executionTimeMs", "execution_time_ms")
+REWRITES = ("OPTIMIZE", "VACUUM START", "VACUUM END")  # the rows stay the same
+
+lake_tables = Blueprint("tables", __name__)
+
+
+class Size(NamedTuple):
+    """A version of a table."""
+
+    version: int
+    rows: int
+    size: int  # bytes
+    files: int
+
+
+class Log:
+    """The log of one table, read on from where it was read before. Thread-safe."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._lock = path, threading.Lock()
+        self._delta: DeltaTable | None = None
+        self._read = float("-inf")  # when, on the monotonic clock
+        self.commits: list[dict[str, Any]] = []  # newest first
+        self.size: Size | None = None  # None: the table is not there yet
+
+    def refresh(self) -> Log:
+        """Read what was committed since, unless that was done a moment ago."""
+        with self._lock:
+            if time.monotonic() - self._read < FRESH_SECONDS:
+                return self
+            if self._delta is None:
+                self._delta = opened(self._path)
+            else:
+                self._delta.update_incremental()
+            if self._delta is not None and (self.size is None or self._delta.version() != self.size.version):
+                self._look(self._delta)
+            self._read = time.monotonic()
+        return self
+
+    def _look(self, delta: DeltaTable) -> None:
+        since = self.size.version if self.size else delta.version() - REMEMBERED
+        new = delta.history(min(REMEMBERED, max(1, delta.version() - since)))
+        self.commits = [*map(commit, new), *self.commits][:REMEMBERED]
+        actions = pa.table(delta.get_add_actions(flatten=True))
+        rows, size = (pc.sum(actions[name]).as_py() or 0 for name in ("num_records", "size_bytes"))
+        self.size = Size(delta.version(), rows, size, actions.num_rows)
+
+
+class Logs:
+    """The logs of a configuration's tables, by the names that SQL has for them."""
+
+    def __init__(self, config: Config) -> None:
+        self._logs = {name: Log(path) for name, path in tables_of(config).items()}
+
+    def __iter__(self) -> Any:
+        return iter(self._logs)
+
+    def of(self, name: str) -> Log:
+        """A table's log as it is now; a problem where there is no such table."""
+        if name not in self._logs:
+            detail = f"found {name[:100]!r}, expected one of {', '.join(self._logs)}"
+            raise Problem(404, "unknown-table", detail, tables=list(self._logs))
+        return self._logs[name].refresh()
+
+
+def commit(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """What a commit did: its ``version``, when (``at``), the ``operation``, the rows that it ``added``, ``changed`` and ``removed``,
+    and how many milliseconds it took, where it says so (``ms``)."""
+    metrics = {**(entry.get("operationMetrics") or {})}
+    operation = str(entry.get("operation", ""))
+    rows = operation not in REWRITES
+
+    def count(names: tuple[str, ...]) -> int:
+        return next((int(metrics[n]) for n in names if str(metrics.get(n, "")).isdigit()), 0) if rows else 0
+
+    took = next((int(metrics[n]) for n in TOOK if str(metrics.get(n, "")).isdigit()), None)
+    at = dt.datetime(1970, 1, 1) + dt.timedelta(milliseconds=entry.get("timestamp") or 0)
+    counts = {"added": count(ADDED), "changed": count(CHANGED), "removed": count(REMOVED)}
+    if operation == "MERGE":  # which says there how many rows its files have, too
+        counts["added"] = count(ADDED[:2])
+    return {"version": entry.get("version"), "at": at, "operation": operation, **counts, "ms": took}
+
+
+def per_minute(commits: list[dict[str, Any]], kinds: tuple[str, ...], now: dt.datetime) -> list[int]:
+    """The rows of some kinds in each of the last minutes, the oldest first."""
+    minutes = [0] * MINUTES
+    for found in commits:
+        past = int((now - found["at"]) / dt.timedelta(minutes=1))
+        if past >= MINUTES:
+            break
+        minutes[MINUTES - 1 - max(0, past)] += sum(found[kind] for kind in kinds)
+    return minutes
+
+
+COMMIT = answers.record(
+    {
+        "version": schemas.COUNT,
+        "at": schemas.shown("TIMESTAMP"),
+        "operation": schemas.TEXT,
+        "added": schemas.COUNT,
+        "changed": schemas.COUNT,
+        "removed": schemas.COUNT,
+        "ms": schemas.nullable(schemas.COUNT),
+    }
+)
+SIZES = {name: schemas.nullable(schemas.COUNT) for name in ("version", "rows", "bytes", "files")}
+TABLE = {"name": schemas.TEXT, **SIZES}
+MINUTE = answers.listed(schemas.COUNT, description="in each of the last 15 minutes, the oldest first")
+STREAM = answers.record(
+    {
+        "name": schemas.TEXT,
+        "topic": schemas.TEXT,
+        "schema": schemas.TEXT,
+        "time": schemas.nullable(schemas.TEXT),
+        "events": schemas.COUNT,
+        "quarantined": schemas.COUNT,
+        "events_per_minute": MINUTE,
+        "quarantined_per_minute": MINUTE,
+        "version": schemas.nullable(schemas.COUNT),
+        "changed_at": schemas.nullable(schemas.shown("TIMESTAMP")),
+        "live": {"type": ["object", "null"]},
+    }
+)
+
+
+@lake_tables.get("/tables")
+@declared(
+    answers={
+        200: Answer(
+            "the tables",
+            {
+                JSON: answers.record(
+                    {"tables": answers.listed(answers.record({**TABLE, "last": schemas.nullable(COMMIT)}))}
+                )
+            },
+        )
+    }
+)
+def list_tables() -> Response:
+    """Every table of the lake: version, rows, bytes, files, and what the last commit did."""
+    logs = the_logs()
+    return answer(
+        {
+            "tables": [
+                {**_sizes(name, log := logs.of(name)), "last": log.commits[0] if log.commits else None} for name in logs
+            ]
+        }
+    )
+
+
+@lake_tables.get("/tables/<table>")
+@declared(
+    answers.limit(100),
+    answers={200: Answer("the table", {JSON: answers.record({**TABLE, "commits": answers.listed(COMMIT)})})},
+    problems={404: "there is no such table"},
+)
+def show_table(table: str) -> Response:
+    """One table, as SQL names it: what each of its commits did, newest first."""
+    log = the_logs().of(table)
+    return answer({**_sizes(table, log), "commits": log.commits[: limit_asked()]})
+
+
+@lake_tables.get("/streams")
+@declared(answers={200: Answer("the streams", {JSON: answers.record({"streams": answers.listed(STREAM)})})})
+def list_streams() -> Response:
+    """Every stream: its topic, events and refused records, how many in each of the last 15 minutes, and how far the API is with it."""
+    replica, logs = the_replica(), the_logs()
+    now = dt.datetime.now(dt.timezone.utc).replace(tzinfo=None)
+    shown = []
+    for name, stream in replica.config.streams.items():
+        events, refused = logs.of(f"changelog.{name}"), logs.of(f"quarantine.{name}")
+        followed = next((store for store in replica.config.stores.values() if store.stream == name), None)
+        shown.append(
+            {
+                "name": name,
+                "topic": stream.topic,
+                "schema": stream.schema_,
+                "time": stream.time,
+                "events": events.size.rows if events.size else 0,
+                "quarantined": refused.size.rows if refused.size else 0,
+                "events_per_minute": per_minute(events.commits, ("added",), now),
+                "quarantined_per_minute": per_minute(refused.commits, ("added",), now),
+                "version": events.size.version if events.size else None,
+                "changed_at": events.commits[0]["at"] if events.commits else None,
+                "live": replica.status(followed.name)["live"] if followed else None,
+            }
+        )
+    return answer({"streams": shown})
+
+
+def the_logs() -> Logs:
+    """The logs of the app that serves this request."""
+    logs: Logs = current_app.extensions["statehouse"].logs
+    return logs
+
+
+def _sizes(name: str, log: Log) -> dict[str, Any]:
+    size = log.size
+    numbers = dict(zip(("version", "rows", "bytes", "files"), size, strict=True)) if size else dict.fromkeys(SIZES)
+    return {"name": name, **numbers}
