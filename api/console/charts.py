@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -49,7 +50,7 @@ def flow(nodes: Sequence[Node], edges: Sequence[tuple[str, str]]) -> Markup:
     lines = [_line(places[a], places[b]) for a, b in edges if a in places and b in places]
     boxes = [_box(node, *places[node.name]) for node in nodes]
     return Markup(
-        '<svg class="flow" role="img" aria-label="The flow of events" width="{0:.0f}" height="{1:.0f}" viewBox="0 0 {0:.0f} {1:.0f}">{2}{3}</svg>'
+        '<svg class="flow" role="group" aria-label="The flow of events" width="{0:.0f}" height="{1:.0f}" viewBox="0 0 {0:.0f} {1:.0f}">{2}{3}</svg>'
     ).format(width, height, Markup("").join(lines), Markup("").join(boxes))
 
 
@@ -150,12 +151,17 @@ def columns(values: Mapping[str, float], label: str) -> Markup:
     ]
     every = -(-len(values) // 10)
     parts += [
-        Markup('<text x="{}" y="180" text-anchor="middle">{}</text>').format(
-            number * wide + wide // 2, name if len(name) <= 16 else name[:15] + "…"
-        )
+        Markup('<text x="{}" y="180" text-anchor="middle">{}</text>').format(number * wide + wide // 2, _short(name))
         for number, name in enumerate(values)
         if number % every == 0
     ]
     return Markup(
         '<svg class="columns" role="img" aria-label="{0}" viewBox="0 0 {1} {2}"><title>{0}</title>{3}</svg>'
     ).format(label, len(values) * wide + 4, height, Markup("").join(parts))
+
+
+def _short(name: str) -> str:
+    """What fits below a bar; of a time no year."""
+    if re.fullmatch(r"\d{4}-\d\d-\d\dT.*Z", name):
+        return name[5:16].replace("T", " ")
+    return name if len(name) <= 16 else name[:15] + "…"

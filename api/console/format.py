@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
@@ -42,11 +43,18 @@ def value(found: Any, long: int = LONG) -> Markup:
     text = found if isinstance(found, str) else dumps(found)
     long = long if isinstance(found, str) else min(long, NESTED)
     shown = text if len(text) <= long else f"{text[:long]}…"
+    if isinstance(found, str) and found and not visible(found):
+        return Markup('<code class="json">{}</code>').format(json.dumps(shown))
     if isinstance(found, str):
         return (
             Markup('<bdi class="text">{}</bdi>').format(shown) if found else Markup('<span class="none">empty</span>')
         )
     return Markup('<code class="json">{}</code>').format(shown)
+
+
+def visible(text: str) -> bool:
+    """Whether a text is one that can be seen: not of spaces alone, nor with characters that are no letters of any script."""
+    return bool(text.strip()) and all(character.isprintable() or character in "\n\r\t" for character in text)
 
 
 def reports(found: Mapping[str, Mapping[str, Any]] | None) -> Markup:

@@ -27,9 +27,12 @@ if (form) {
   const textual = /^(STRING|DATE|TIMESTAMP|BINARY)/.test(form.dataset.type);
   const arrive = async (answer) => {
     said.textContent = `Sent as ${answer.token}. Waiting for it to come round …`;
-    const response = await fetch(`${form.dataset.target}?after=${encodeURIComponent(answer.token)}&timeout=10`, { headers: { Accept: "application/json" } });
-    if (response.ok || response.status === 404) location.href = `${form.dataset.target}#timeline`, location.reload();
-    else said.textContent = `Sent as ${answer.token}; it is not in the answers yet. Reload in a moment.`;
+    for (let tries = 0; tries < 10; tries++) { // each waits for as long as the API lets one wait
+      const response = await fetch(`${form.dataset.target}?after=${encodeURIComponent(answer.token)}`, { headers: { Accept: "application/json" } });
+      if (response.ok || response.status === 404) return location.assign(form.dataset.target);
+      if (response.status !== 504) throw new Error((await response.json()).detail);
+    }
+    said.textContent = `Sent as ${answer.token}; it is not in the answers yet. Are the jobs running?`;
   };
   const attempt = async (work) => {
     try { await arrive(await work()); } catch (error) { said.textContent = error.message; }

@@ -2,7 +2,7 @@
 import { base } from "./console.js";
 
 const table = document.getElementById("rows");
-if (table && !new URLSearchParams(location.search).has("cursor")) {
+if (table && "follow" in table.dataset && !new URLSearchParams(location.search).has("cursor")) {
   const names = JSON.parse(table.dataset.names);
   const columns = [...table.querySelectorAll("thead th")].map((cell) => cell.firstElementChild.textContent);
   const path = (row) => names.map((name) => encodeURIComponent(typeof row[name] === "string" ? row[name] : JSON.stringify(row[name])).replace(/[!'()*]/g, (c) => `%${c.charCodeAt(0).toString(16).toUpperCase()}`)).join("/");
