@@ -122,6 +122,14 @@ def history(place: Place) -> Schema:
     return record({"events": events, "cursor": nullable(TEXT), "position": POSITION, **AHEAD}, tuple(AHEAD))
 
 
+def diff(place: Place) -> Schema:
+    """What differs between two versions of a store's table."""
+    value = shown(place.rule.value_type) if place.rule else ANY
+    change = {"type": "string", "enum": ["added", "gone", "changed"]}
+    row = record({"key": {"type": "object"}, "change": change, "before": value, "after": value})
+    return record({"from": COUNT, "to": COUNT, "rows": listed(row), "more": {"type": "boolean"}})
+
+
 def reports(place: Place) -> Schema:
     """The standing reports of a key."""
     kept = {n: s for n, s in _fields(place).items() if n in ("value", "reports", "windows")}

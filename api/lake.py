@@ -225,6 +225,33 @@ class Lake:
 
         return self._page(self._tables.ask(read), limit)
 
+    def diff(self, snapshot: Snapshot, old: int, new: int, limit: int) -> Page:
+        """The keys (and windows) of which two versions of a state's table have another value, each with both (``before`` and
+        ``after``) and which of the two have it (``change``); in the order of the key. Raises what DuckDB and deltalake raise where a
+        version is gone."""
+        rule = snapshot.rule
+        assert rule is not None
+        path = table(self.config, "state", rule.store.name)
+        keys = {name: snapshot.types[name] for name in rule.keys}
+        names = ", ".join(map(quoted, keys))
+        packed = ", ".join(f"{quoted(name)} := {quoted(name)}" for name in keys)
+        query = f"""WITH before AS (SELECT {casts({**keys, "value": snapshot.types["value"]})}, TRUE AS _here FROM {{old}}),
+            after AS (SELECT {casts({**keys, "value": snapshot.types["value"]})}, TRUE AS _here FROM {{new}})
+            SELECT struct_pack({packed}) AS key, CASE WHEN before._here IS NULL THEN 'added' WHEN after._here IS NULL THEN 'gone' ELSE 'changed' END AS change,
+                before.value AS before, after.value AS after
+            FROM before FULL JOIN after USING ({names}) WHERE before._here IS NULL OR after._here IS NULL OR before.value IS DISTINCT FROM after.value
+            ORDER BY {names} LIMIT {int(limit) + 1}"""
+
+        def read(db: duckdb.DuckDBPyConnection) -> pa.Table:
+            try:
+                pinned = {"old": pin(db, path, old, "_old"), "new": pin(db, path, new, "_new")}
+                return db.execute(query.format(**pinned)).to_arrow_table(ROWS)
+            finally:
+                unpin(db, "_old")
+                unpin(db, "_new")
+
+        return self._page(self._tables.ask(read), limit)
+
     def _page(self, found: pa.Table, limit: int) -> Page:
         """The first rows of a table, at most so many, and as many as an answer has room for."""
         columns = {name: found[name] for name in found.column_names}

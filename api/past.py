@@ -6,6 +6,8 @@ import functools
 import re
 from collections.abc import Callable
 
+import duckdb
+from deltalake.exceptions import DeltaError
 from flask import Blueprint, Response, request
 
 from api import answers, forward, keys, schemas
@@ -13,8 +15,20 @@ from api.declared import JSON, Answer, Parameter, declared
 from api.exact import answer
 from api.problems import Problem
 from api.snapshot import Snapshot
-from api.stores import FRESH, UNREAD, freshness, get_key, limit_of, provisional, the_lake, the_replica, the_snapshot
+from api.stores import (
+    FRESH,
+    UNREAD,
+    VERSION,
+    freshness,
+    get_key,
+    limit_of,
+    provisional,
+    the_lake,
+    the_replica,
+    the_snapshot,
+)
 from statehouse.config import Store
+from statehouse.tables import opened, table
 
 DEFAULT_LIMIT = 100
 LIMIT = answers.limit(DEFAULT_LIMIT)
@@ -93,6 +107,43 @@ def reports(store: str, key: str) -> Response:
         raise Problem(404, "unknown-key", f"found no {key[:100]!r} in {store}", position=position)
     kept = {name: found[name] for name in ("value", "reports", "windows") if name in found}
     return answer({**kept, "position": position, **provisional(offsets)})
+
+
+@past.get("/stores/<store>/diff")
+@declared(
+    Parameter("from", "the version of the state's table before", VERSION.schema),
+    Parameter("to", "the version after; default: the newest", VERSION.schema),
+    LIMIT,
+    answers={200: Answer("the keys whose values differ", {JSON: answers.diff})},
+    problems={404: "there is no such version, or it is not kept any more", 503: SLOW},
+)
+def diff(store: str) -> Response:
+    """What differs between two versions of a store's table: keys that were added, are gone, or have another value, in the order
+    of the key; whether there are ``more``. Without ``from`` it is the version before ``to``."""
+    defined, snapshot = the_snapshot(store)
+    limit = limit_asked()
+    delta = opened(table(the_replica().config, "state", defined.name))
+    if snapshot.rule is None or delta is None:
+        raise Problem(404, "unknown-version", f"nothing of {store} has been merged yet: it has no versions")
+    new = version_of("to", request.args.get("to"), delta.version(), delta.version())
+    old = version_of("from", request.args.get("from"), max(0, new - 1), delta.version())
+    try:
+        rows, more = the_lake().diff(snapshot, old, new, limit)
+    except (duckdb.Error, DeltaError) as error:
+        detail = f"found no versions {old} and {new} of state/{defined.name} any more, expected two that are kept"
+        raise Problem(404, "unknown-version", detail) from error
+    return answer({"from": old, "to": new, "rows": rows, "more": more})
+
+
+def version_of(name: str, text: str | None, default: int, newest: int) -> int:
+    """A version that a parameter names, up to the newest one; a problem where it is none."""
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise Problem(400, "bad-parameter", f"{name}: found {text[:100]!r}, expected a version of the state's table")
+    if int(text) > newest:
+        raise Problem(404, "unknown-version", f"{name}: found {text}, expected a version up to {newest}")
+    return int(text)
 
 
 @past.get("/streams/<stream>/quarantine")

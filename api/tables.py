@@ -149,7 +149,7 @@ STREAM = answers.record(
         "events_per_minute": MINUTE,
         "quarantined_per_minute": MINUTE,
         "version": schemas.nullable(schemas.COUNT),
-        "changed_at": schemas.nullable(schemas.shown("TIMESTAMP")),
+        "changed_at": schemas.shown("TIMESTAMP"),
         "live": {"type": ["object", "null"]},
     }
 )

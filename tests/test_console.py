@@ -221,6 +221,13 @@ def test_sql(client: FlaskClient) -> None:
     assert "expected one SELECT" in shown(client.get("/sql?q=DROP+TABLE+x", headers=HTML)).text
 
 
+def test_a_difference(client: FlaskClient) -> None:
+    page = shown(client.get("/stores/last/diff?from=0&to=1", headers=HTML))
+    assert page.text.count("added") == len(ODD)
+    assert "No key has another value" in shown(client.get("/stores/last/diff?from=1&to=1", headers=HTML)).text
+    assert "/stores/hours/keys/a" in shown(client.get("/stores/hours/diff", headers=HTML)).links
+
+
 def test_an_empty_lake(tmp_path: Path) -> None:
     file = tmp_path / "statehouse.yaml"
     file.write_text(

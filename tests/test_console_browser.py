@@ -20,6 +20,7 @@ from demo.broker import Broker
 from statehouse.config import Config, load
 from statehouse.tables import EVENT_COLUMNS, TASK_COLUMNS, changelog_columns, table, tasks_table
 from tests.records import create
+from tests.support.depth import first
 from tests.test_api_lake import MOMENT, State, configured, reset_of
 from tests.test_api_server import serving
 
@@ -144,7 +145,7 @@ def lake(config: Config, folder: Path) -> Config:
     return config
 
 
-@pytest.fixture(params=["light", "dark"])
+@pytest.fixture(params=first(1, ["light", "dark"]))
 def reader(request: pytest.FixtureRequest, chromium: str, served: str) -> Iterator[Reader]:
     """One who has signed in. Nothing may be asked of another host, and no page may complain."""
     with sync_playwright() as play:

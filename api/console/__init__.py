@@ -5,17 +5,7 @@ caller may ask (:func:`api.console.screens.ask`), with the rights of who looks a
 paths and documents, and nothing that is behind them. No page loads anything from another host, and none needs JavaScript to be read.
 """
 
-from api.console import home, key, quarantine, session, sql, store, tables, tasks
+from api.console import diff, home, key, quarantine, session, sql, store, tables, tasks  # each registers its screens
 from api.console.screens import install
 
-__all__ = [
-    "home",
-    "install",
-    "key",
-    "quarantine",
-    "session",
-    "sql",
-    "store",
-    "tables",
-    "tasks",
-]  # each registers its screens
+__all__ = ["diff", "home", "install", "key", "quarantine", "session", "sql", "store", "tables", "tasks"]
