@@ -214,6 +214,17 @@ def test_a_value_is_found_set_purged_and_asked_for(reader: Reader, request: pyte
     expect(page.locator(".huge")).to_have_text("absent")
     expect(page.locator(".events li").first).to_contain_text("purge")
 
+    other = {"d1": "d4", "d3": "d6"}[key]
+    page.goto(f"{reader.url}/stores/status/keys?prefix={other}&hide=reset")
+    there = page.locator("#rows tbody tr").first
+    expect(there.locator("td").first).to_have_text("alarm")
+    page.request.put(
+        f"{reader.url}/stores/status/keys/{other}",
+        data={"value": "ok", "agent": "meanwhile"},
+        headers={"Authorization": f"Bearer {TOKEN}"},
+    )
+    expect(there).to_have_class(re.compile("changed"))
+
     page.get_by_role("link", name="SQL", exact=True).click()
     page.get_by_label("One SELECT").fill("SELECT value, count(*) AS keys FROM state.status GROUP BY ALL")
     page.get_by_label("One SELECT").press("Control+Enter")

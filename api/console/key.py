@@ -6,11 +6,12 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from flask import render_template, request
 from werkzeug.exceptions import HTTPException
 
+from api import keys
 from api.console import charts, words
 from api.console.format import key_of, path, plain
 from api.console.screens import ask, asked, screen
@@ -40,7 +41,7 @@ def page(store: str, key: str) -> str:
     """The screen of a key, as of now or as of a moment (``at``), beside another moment (``against``)."""
     given = asked()
     document = ask(f"/stores/{store}")
-    target = request.environ.get("REQUEST_URI", request.path).partition("?")[0].removeprefix(request.script_root)
+    target = keys.raw_path(request.environ) or quote(request.path)
     current = _state(target, {name: given[name] for name in ("after", "timeout", "freshness") if name in given})
     events = _history(target, given.get("cursor"))
     if current is None and not events["events"] and not events["wrong"]:

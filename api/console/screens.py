@@ -11,7 +11,8 @@ from flask import Blueprint, Flask, Response, abort, current_app, render_templat
 from api import exact
 from api.bridge import GONE
 from api.console import format
-from api.gate import COOKIE, csrf_token
+from api.console.kept import Kept
+from api.gate import COOKIE, WITHIN, csrf_token
 from api.problems import TITLES, Problem
 
 HTML, JSON = "text/html", "application/json"
@@ -24,6 +25,7 @@ HEADERS = {
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+KEPT = "statehouse.console"  # what the screens of an app keep
 Screen = Callable[..., str]
 SCREENS: dict[str, Screen] = {}  # by the endpoint whose data they show
 
@@ -45,6 +47,7 @@ def screen(*endpoints: str) -> Callable[[Screen], Screen]:
 def install(app: Flask) -> None:
     """Show the screens from here on, and problems as pages to who wants pages."""
     app.register_blueprint(console)
+    app.extensions[KEPT] = Kept()
     app.jinja_env.filters.update(format.FILTERS)
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
 
@@ -87,7 +90,7 @@ def ask(path: str, query: Mapping[str, Any] | None = None) -> Any:
     """The JSON that a GET of a path answers; parameters that are None are left out. Raises the problem that it answers instead."""
     given = {name: str(value) for name, value in (query or {}).items() if value is not None}
     target = f"{path}?{urlencode(given)}" if given else path
-    environ = {name: request.environ[name] for name in PASSED if name in request.environ}
+    environ = {WITHIN: True, **{name: request.environ[name] for name in PASSED if name in request.environ}}
     app = current_app._get_current_object()  # type: ignore[attr-defined]
     # A context of its own: what the layers around the routes note of a request is of that request.
     with app.app_context(), app.test_request_context(target, headers={"Accept": JSON}, environ_base=environ):

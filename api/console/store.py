@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -12,11 +13,12 @@ from flask import current_app, render_template, request
 
 from api.console import charts, words
 from api.console.format import plain
-from api.console.screens import ask, asked, screen
+from api.console.screens import KEPT, ask, asked, screen
 from api.problems import Problem
 from statehouse.tables import table
 
 PAGE = 50
+FEW = 50_000  # keys whose values are counted while one waits
 LEVELS = 12  # values that are shown with their counts
 FILTERS = ("prefix", "from", "to", "where", "freshness")
 RULE = ("stream", "where", "key", "agent", "value", "window", "retention", "reduce", "publish")
@@ -25,7 +27,7 @@ RULE = ("stream", "where", "key", "agent", "value", "window", "retention", "redu
 @screen("reads.show_store", "reads.scan")
 def page(store: str) -> str:
     """The screen of a store, with one page of its keys."""
-    document = ask(f"/stores/{store}")
+    document, spreads = ask(f"/stores/{store}"), current_app.extensions[KEPT]
     given = asked()
     wanted = {name: given[name] for name in (*FILTERS, "cursor") if name in given}
     wrong = None
@@ -49,6 +51,7 @@ def page(store: str) -> str:
         fresh=words.freshness(document)[0],
         page=found,
         wrong=wrong,
+        limit=given.get("limit", PAGE),
         names=names,
         columns=columns,
         hidden=hidden,
@@ -58,7 +61,7 @@ def page(store: str) -> str:
         without={name: _target(store, {**given, name: None, "cursor": None}, hidden) for name in given},
         hide={name: _target(store, given, [*hidden, name]) for name in columns if name not in names},
         show={name: _target(store, given, [other for other in hidden if other != name]) for name in hidden},
-        spread=_spread(document) if not wrong and "cursor" not in given else None,
+        spread=spreads.get(store, document["version"], partial(_spread, document), document["keys"] < FEW),
         uses=_uses(document),
     )
 

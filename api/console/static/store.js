@@ -1,22 +1,54 @@
-// Rows that change while one looks are marked, with their new values.
-import { base } from "./console.js";
+// Rows that change while one looks are marked, with their new values. The page's own rows are asked for again, and not every change
+// of the store followed: that costs the server the same, however busy the store is.
+import { tell } from "./console.js";
 
+const EVERY = 2000;
 const table = document.getElementById("rows");
-if (table && "follow" in table.dataset && !new URLSearchParams(location.search).has("cursor")) {
-  const names = JSON.parse(table.dataset.names);
+const path = (row) => JSON.parse(table.dataset.names).map((name) => row[name]);
+let before = null;
+
+function show(cell, value) {
+  const time = cell.querySelector("time");
+  if (time && typeof value === "string") {
+    time.dateTime = value;
+    delete time.dataset.told;
+  } else if (["string", "number", "boolean"].includes(typeof value)) {
+    cell.textContent = typeof value === "number" ? value.toLocaleString("en", { maximumFractionDigits: 20 }) : String(value);
+  }
+}
+
+async function update(target, columns) {
+  if (!document.hidden) {
+    try {
+      const response = await fetch(target, { headers: { Accept: "application/json" } });
+      if (response.ok) {
+        const { rows } = await response.json();
+        const now = new Map(rows.map((row) => [JSON.stringify(path(row)), row]));
+        const shown = [...table.tBodies[0].rows];
+        if (before) rows.forEach((row, number) => {
+          const old = before.get(JSON.stringify(path(row)));
+          const line = shown[number];
+          if (!old || !line || line.dataset.place !== String(number) || JSON.stringify(old) === JSON.stringify(row)) return;
+          columns.forEach((name, place) => { if (place && JSON.stringify(old[name]) !== JSON.stringify(row[name])) show(line.children[place], row[name]); });
+          line.classList.remove("changed");
+          void line.offsetWidth; // so that the mark begins anew
+          line.classList.add("changed");
+        });
+        before = now.size === shown.length ? now : null; // other keys than those on the page: nothing is told of them
+        tell(table);
+      }
+    } catch { /* the server is away: what was there stays */ }
+  }
+  setTimeout(update, EVERY, target, columns);
+}
+
+if (table) {
+  [...table.tBodies[0].rows].forEach((row, number) => { row.dataset.place = String(number); });
+  const target = new URL(location.href);
+  target.pathname = table.dataset.target;
+  target.searchParams.delete("hide");
+  for (const [name, value] of [...target.searchParams]) if (!value) target.searchParams.delete(name);
+  target.searchParams.set("limit", table.dataset.limit);
   const columns = [...table.querySelectorAll("thead th")].map((cell) => cell.firstElementChild.textContent);
-  const path = (row) => names.map((name) => encodeURIComponent(typeof row[name] === "string" ? row[name] : JSON.stringify(row[name])).replace(/[!'()*]/g, (c) => `%${c.charCodeAt(0).toString(16).toUpperCase()}`)).join("/");
-  const rows = new Map([...table.querySelectorAll("tbody tr")].map((row) => [row.dataset.key, row]));
-  const events = new EventSource(`${base}/stores/${table.dataset.store}/changes`);
-  events.addEventListener("state", ({ data }) => {
-    const state = JSON.parse(data);
-    const row = rows.get(path(state));
-    if (!row || document.hidden) return;
-    const value = columns.indexOf("value");
-    if (value > 0 && ["string", "number", "boolean"].includes(typeof state.value)) row.children[value].textContent = String(state.value);
-    row.classList.remove("changed");
-    void row.offsetWidth; // so that the mark begins anew
-    row.classList.add("changed");
-  });
-  addEventListener("pagehide", () => events.close());
+  update(target, columns);
 }
