@@ -57,7 +57,16 @@ def lines(columns: Mapping[str, pa.Array]) -> list[str]:
 
 def ndjson(columns: Mapping[str, pa.Array]) -> bytes:
     """Each row as a JSON object, and a newline after each."""
-    rows = _objects(columns, "}\n")
+    return _text(columns, "}\n")
+
+
+def listed(columns: Mapping[str, pa.Array]) -> bytes:
+    """Each row as a JSON object, and a comma between any two."""
+    return _text(columns, "},")[:-1]
+
+
+def _text(columns: Mapping[str, pa.Array], end: str) -> bytes:
+    rows = _objects(columns, end)
     _, ends, text = rows.buffers()  # one value is there right after the other
     return text.slice(0, memoryview(ends).cast("q")[len(rows)]).to_pybytes() if len(rows) else b""
 

@@ -52,9 +52,10 @@ def answer(document: Any, status: int = 200) -> Response:
     return Response(dumps(document) + "\n", status, content_type="application/json")
 
 
-def listed(rows: Sequence[str], besides: dict[str, Any]) -> Response:
-    """A document whose ``rows`` are JSON text already."""
-    return Response(f'{{"rows":[{",".join(rows)}],{dumps(besides)[1:]}\n', content_type="application/json")
+def listed(rows: Sequence[str] | bytes, besides: dict[str, Any]) -> Response:
+    """A document whose ``rows`` are JSON text already: each by itself, or all with the commas between them."""
+    text = rows if isinstance(rows, bytes) else ",".join(rows).encode()
+    return Response(b'{"rows":[%b],%b\n' % (text, dumps(besides)[1:].encode()), content_type="application/json")
 
 
 def time(moment: dt.datetime) -> str:

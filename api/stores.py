@@ -15,10 +15,10 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from flask import Blueprint, Response, current_app, request
 
-from api import answers, formats, forward, keys, scans, schemas, where
+from api import answers, columns, formats, forward, keys, scans, schemas, where
 from api.after import After
 from api.bodies import body_of
-from api.columns import Columns, count, fitting, joined, lines, size
+from api.columns import Columns, count, fitting, joined, size
 from api.declared import ARROW, CSV, JSON, NDJSON, Answer, Body, Parameter, Place, declared
 from api.exact import answer, dumps, listed
 from api.lake import Lake, Past
@@ -399,7 +399,7 @@ def scan(store: str) -> Response:
         rows = {name: column[:limit] for name, column in rows.items()}
         following = keys.cursor(snapshot.last(rows)) if more else None
         besides = {"cursor": following, "position": found.position, **provisional(found.offsets)}
-        response = listed(lines(rows) if rows else [], besides)
+        response = listed(columns.listed(rows) if rows else b"", besides)
     response.headers[forward.PLACE] = found.place
     return response
 

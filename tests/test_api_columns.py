@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from api.columns import lines, ndjson, texts
+from api.columns import lines, listed, ndjson, texts
 from api.exact import dumps
 from api.snapshot import Snapshot, of_table
 from tests.test_api_lake import configured, rule
@@ -71,6 +71,7 @@ def test_texts_are_those_of_each_value(array: pa.Array) -> None:
     rows = [dumps({"a": value, 'b"': value}) for value in array.to_pylist(maps_as_pydicts="strict")]
     assert lines({"a": array, 'b"': array}) == rows
     assert ndjson({"a": array, 'b"': array}).decode() == "".join(f"{row}\n" for row in rows)
+    assert listed({"a": array, 'b"': array}).decode() == ",".join(rows)
 
 
 REPORT = pa.struct([("value", pa.int64()), ("event_time", pa.timestamp("us")), ("_order", pa.int64())])
