@@ -48,9 +48,6 @@ class Bridge:
             body = await self._read(receive, int(given.get("CONTENT_LENGTH", "0")))
         if body is None:
             return
-        await ready()  # or there would be an answer in hand beside the one before, which its caller does not read
-        if gone():
-            return
         answer = Answer(self._app, given | {"wsgi.input": io.BytesIO(body), GONE: gone}, gone)
         try:
             await _all(send, await loop.run_in_executor(self._threads, answer.begin))

@@ -36,7 +36,7 @@ SLICE, AHEAD = (
     2048,
     16,
 )  # bytes that are parsed at once; as long as no more requests than that wait for the answers before theirs
-ROOM = 64 << 20  # bytes that are kept for slow callers, as of `Room`: of bodies, and as many of answers
+ROOM = 48 << 20  # bytes that are kept for slow callers, as of `Room`: of bodies, and as many of answers
 ASK_SECONDS = 1.0  # between two questions whether a caller who sends no more is still there
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 VERSIONS = ("1.0", "1.1")
