@@ -17,6 +17,7 @@ from deltalake import write_deltalake
 from playwright.sync_api import Page, expect, sync_playwright
 
 from demo.broker import Broker
+from jobs.lake import QUARANTINE_COLUMNS
 from statehouse.config import Config, load
 from statehouse.tables import EVENT_COLUMNS, TASK_COLUMNS, changelog_columns, table, tasks_table
 from tests.records import create
@@ -33,17 +34,7 @@ KINDS = {
     "TIMESTAMP": pa.timestamp("us", "UTC"),
     "BINARY": pa.binary(),
 }
-REFUSED = {
-    "topic": "STRING",
-    "partition": "INT",
-    "offset": "BIGINT",
-    "timestamp": "TIMESTAMP",
-    "key": "STRING",
-    "payload": "STRING",
-    "payload_bytes": "BINARY",
-    "reason": "STRING",
-    "log_time": "TIMESTAMP",
-}
+REFUSED = {name: kind for name, kind in QUARANTINE_COLUMNS.items() if name != "headers"}
 SCREENS = (
     "/",
     "/stores/status/keys",

@@ -13,7 +13,7 @@ from werkzeug.exceptions import HTTPException
 
 from api import keys
 from api.console import charts, words
-from api.console.format import key_of, path, plain
+from api.console.format import key_of, plain
 from api.console.screens import ask, asked, screen
 from api.console.store import key_names
 from api.console.votes import Reports, result, votes
@@ -61,7 +61,6 @@ def page(store: str, key: str) -> str:
         store=document,
         what=words.reduction(document),
         fresh=words.freshness(document)[0],
-        names=names,
         parts=key_of(row, names) if all(name in row for name in names) else [key],
         target=target,
         current=current,
@@ -71,14 +70,12 @@ def page(store: str, key: str) -> str:
         against_at=given.get("against"),
         votes=standing,
         why=why,
-        additive=reducer is None or reducer.additive,
         per_agent=bool(reducer and reducer.per_agent),
         events=_told(events["events"], bool(reducer and reducer.additive)),
         wrong=events["wrong"],
         older=f"{target}?{urlencode({**given, 'cursor': events['cursor']})}#timeline" if events["cursor"] else None,
         chart=_chart(document, target, events, (current or {}).get("value")),
         more={name: value for name, value in row.items() if name not in OWN and name not in names},
-        link=path,
     )
 
 
