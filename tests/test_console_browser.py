@@ -89,18 +89,19 @@ def served(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """A service with tokens whose jobs do not run: what is sent is shown ahead of them. Its address."""
     folder = tmp_path_factory.mktemp("browser")
     config = lake(configured(folder, broker.bootstrap), folder)
-    create(broker.bootstrap, config.streams["reports"].topic, 1)
-    create(broker.bootstrap, config.streams["sales"].topic, 1)
+    for stream in config.streams.values():
+        create(broker.bootstrap, stream.topic, 1)
     with serving(config) as (_, connection):
         yield f"http://127.0.0.1:{connection.port}"
 
 
 def lake(config: Config, folder: Path) -> Config:
     """Tables of every kind, as the jobs leave them."""
+    file = folder / "statehouse.yaml"
+    # topics of these tests' own: the broker is everyone's
+    file.write_text(re.sub("topic: ", "topic: screens-", file.read_text()) + "api: {tokens: tokens.yaml}\ntasks: {}\n")
     (folder / "tokens.yaml").write_text(f"anna: {{token: {TOKEN}, scopes: [read, write]}}\n")
-    with (folder / "statehouse.yaml").open("a") as file:
-        file.write("api: {tokens: tokens.yaml}\ntasks: {}\n")
-    config = load(folder / "statehouse.yaml", {})
+    config = load(file, {})
     written(table(config, "changelog", "reports"), changelog_columns(config.streams["reports"]) | EVENT_COLUMNS)
     said = [("north", "ok"), ("south", "alarm"), ("core", "ok")]
     reports = [
@@ -113,7 +114,13 @@ def lake(config: Config, folder: Path) -> Config:
     State(config, "hours").write(
         0, {"key": "a", "window_start": MOMENT.replace(minute=0), "value": Decimal(1), "total": Decimal(1)}
     )
-    refused = {"topic": "agent-reports", "partition": 0, "timestamp": MOMENT, "log_time": MOMENT, "key": "d1"}
+    refused = {
+        "topic": config.streams["reports"].topic,
+        "partition": 0,
+        "timestamp": MOMENT,
+        "log_time": MOMENT,
+        "key": "d1",
+    }
     rows = [
         {**refused, "offset": n, "payload": "{<b>not JSON</b>", "reason": f"not JSON: found {n}, expected an object"}
         for n in range(5)
@@ -125,7 +132,7 @@ def lake(config: Config, folder: Path) -> Config:
         {**refused, "offset": 9, "payload_bytes": b"\xff", "reason": "not UTF-8"},
     )
     task = {
-        "id": "agent-reports:0:7",
+        "id": "screens-agent-reports:0:7",
         "stream": "reports",
         "key": "d1",
         "due": MOMENT.replace(year=2100),
