@@ -148,6 +148,7 @@ def quarantine(place: Place) -> Schema:
         "payload_bytes": shown("BINARY"),
         "reason": TEXT,
         "log_time": shown("TIMESTAMP"),
+        "requeued": nullable(TEXT),
     }
     return record({"rows": listed(record(refused)), "cursor": nullable(TEXT)})
 

@@ -22,6 +22,7 @@ from api.openapi import openapi
 from api.past import past
 from api.processors import processors
 from api.producer import Producer
+from api.quarantine import refusals
 from api.replica import Replica
 from api.sql import SqlProcess, sql
 from api.stores import reads
@@ -90,7 +91,21 @@ def create_app(config: Config) -> Flask:
     api.logs = Logs(config)
     methods.install(app)
     app.before_request(forward.check)
-    for blueprint in (health, page, openapi, processors, docs, reads, past, follows, tasks, sql, lake_tables, writes):
+    for blueprint in (
+        health,
+        page,
+        openapi,
+        processors,
+        docs,
+        reads,
+        past,
+        refusals,
+        follows,
+        tasks,
+        sql,
+        lake_tables,
+        writes,
+    ):
         app.register_blueprint(blueprint)
     console.install(app)
     app.wsgi_app = Fast(app.wsgi_app, api.replica, passing, counted)  # type: ignore[method-assign]

@@ -175,20 +175,27 @@ class Lake:
         return found.get(key), found.position
 
     def quarantine(self, stream: str, before: tuple[int, int] | None, limit: int) -> Page:
-        """What was refused of a stream, newest first by partition and offset."""
-        path = table(self.config, "quarantine", stream)
+        """What was refused of a stream, newest first by partition and offset, and what it came back as where it was sent again."""
+        path, again = (table(self.config, kind, stream) for kind in ("quarantine", "requeued"))
         if (delta := opened(path)) is None:
             return Page([], False)
         bound = "TRUE" if before is None else f'(partition, "offset") < ({int(before[0])}, {int(before[1])})'
 
         def read(db: duckdb.DuckDBPyConnection) -> pa.Table:
-            refused = pin(db, path, delta.version(), "_quarantine")
+            refused, requeued = pin(db, path, delta.version(), "_quarantine"), "(SELECT NULL)"
+            if (sent := opened(again)) is not None:
+                rows = pin(db, again, sent.version(), "_requeued")
+                requeued = (
+                    f'(SELECT min(sent_as) FROM {rows} r WHERE r.partition = q.partition AND r."offset" = q."offset")'
+                )
             found = db.execute(
                 f"""SELECT topic, partition, "offset", CAST(timestamp AS TIMESTAMP) AS timestamp, key, payload, payload_bytes,
-                    reason, CAST(log_time AS TIMESTAMP) AS log_time
-                FROM {refused} WHERE {bound} ORDER BY partition DESC, "offset" DESC LIMIT {int(limit) + 1}"""
+                    reason, CAST(log_time AS TIMESTAMP) AS log_time, CAST({requeued} AS VARCHAR) AS requeued
+                FROM (FROM {refused} WHERE {bound} ORDER BY partition DESC, "offset" DESC LIMIT {int(limit) + 1}) q
+                ORDER BY partition DESC, "offset" DESC"""
             ).to_arrow_table(ROWS)
             unpin(db, "_quarantine")
+            unpin(db, "_requeued")
             return found
 
         return self._page(self._tables.ask(read), limit)

@@ -1,4 +1,4 @@
-"""Why a value is what it is: a key's events and standing reports; and what was refused of a stream."""
+"""Why a value is what it is: a key's events and standing reports."""
 
 from __future__ import annotations
 
@@ -34,8 +34,6 @@ DEFAULT_LIMIT = 100
 LIMIT = answers.limit(DEFAULT_LIMIT)
 ORDER = "-?[0-9]{1,38}"  # an event's place among those of its key, see statehouse.reducers.ORDER
 BEFORE = Parameter("cursor", "where the page before ended: its `cursor`", schemas.matching(ORDER))
-PLACE = r"\.-?[0-9]{1,18}\.-?[0-9]{1,18}"  # a partition and an offset, see keys.cursor
-BEFORE_REFUSED = Parameter("cursor", BEFORE.about, schemas.matching(PLACE))
 SLOW = "the state cannot be read just now; the lake was not read within `max_time`, or too many wait for it"
 
 past = Blueprint("past", __name__)
@@ -144,31 +142,6 @@ def version_of(name: str, text: str | None, default: int, newest: int) -> int:
     if int(text) > newest:
         raise Problem(404, "unknown-version", f"{name}: found {text}, expected a version up to {newest}")
     return int(text)
-
-
-@past.get("/streams/<stream>/quarantine")
-@declared(
-    *(LIMIT, BEFORE_REFUSED),
-    answers={200: Answer("a page of it", {JSON: answers.quarantine})},
-    problems={503: SLOW},
-)
-def quarantine(stream: str) -> Response:
-    """What was refused of a stream and why, newest first by partition and offset."""
-    replica = the_replica()
-    if stream not in replica.config.streams:
-        known = list(replica.config.streams)
-        raise Problem(
-            404, "unknown-stream", f"found {stream[:100]!r}, expected one of {', '.join(known)}", streams=known
-        )
-    limit, cursor, place = limit_asked(), request.args.get("cursor"), None
-    if cursor is not None:
-        if not re.fullmatch(PLACE, cursor):
-            raise keys.bad_cursor(cursor)
-        partition, offset = keys.of_cursor(cursor, 2)
-        place = int(partition), int(offset)
-    rows, more = the_lake().quarantine(stream, place, limit)
-    following = keys.cursor([str(rows[-1][name]) for name in ("partition", "offset")]) if more else None
-    return answer({"rows": rows, "cursor": following})
 
 
 def limit_asked() -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +21,7 @@ from api.producer import Record, Token
 from api.schemas import Schema
 from api.stores import the_lake, the_rule
 from api.typed import conforming
-from api.writes import IDEMPOTENCY, UNSENT, key_of, set_of, writes, written
+from api.writes import IDEMPOTENCY, UNSENT, a_look, key_of, set_of, writes, written
 from statehouse import kafka, topics
 from statehouse.config import Config, Store
 from statehouse.fold import Rule
@@ -189,16 +188,11 @@ def delete_task(id: str) -> Response:
 
 
 def _asked_at(config: Config, topic: str, partition: int, offset: int) -> bool:
-    """Whether the record at a place asks for a task. Only so many requests find that out at once."""
-    looks: threading.Semaphore = current_app.extensions["statehouse"].looks
-    if not looks.acquire(blocking=False):
-        raise Problem(503, "busy", "found too many requests that wait for Kafka, expected fewer")
-    try:
+    """Whether the record at a place asks for a task."""
+    with a_look():
         if partition not in kafka.partitions(config.kafka, topic):
             return False
         return (kafka.headers_at(config.kafka, topic, partition, offset) or {}).get(OP_HEADER) == b"task"
-    finally:
-        looks.release()
 
 
 def _unknown(id: str) -> Problem:

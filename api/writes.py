@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from flask import Blueprint, Response, current_app, g, request
@@ -139,6 +141,18 @@ def _sent(store: Store, records: Sequence[Record], said: Callable[[list[Token]],
         return {**said(tokens), "position": api.replica.snapshot(store.name).position}
 
     return written(api.config.streams[store.stream].topic, records, answered)
+
+
+@contextmanager
+def a_look() -> Iterator[None]:
+    """While a request reads from Kafka: only so many do at once, the others are told so."""
+    looks: threading.Semaphore = current_app.extensions["statehouse"].looks
+    if not looks.acquire(blocking=False):
+        raise Problem(503, "busy", "found too many requests that wait for Kafka, expected fewer")
+    try:
+        yield
+    finally:
+        looks.release()
 
 
 def written(

@@ -3,8 +3,9 @@
 A batch is committed in three steps; what a crash after each leaves behind:
 
 1. Parse the batch once, kept in memory, and count it. *Nothing is written.*
-2. Append what is refused to the quarantine. *The batch comes again; its rows are known by their coordinates,
-   which the quarantine's own rows tell at the next start, and are not appended again.*
+2. Append what is refused to the quarantine, and to ``requeued/<stream>`` which refused records have come back
+   (:mod:`statehouse.requeue`). *The batch comes again; its rows are known by their coordinates, which the quarantine's own rows
+   tell at the next start, and are not appended again. That a record has come back may be noted twice, and says no more.*
 3. Append what is accepted to the changelog, with the topic's id and the next offset of every partition in the very
    same commit (``userMetadata``). *The batch is done: the next start goes on from those offsets.*
 
@@ -38,9 +39,9 @@ from pyspark.sql import functions as F
 from jobs import databricks, metrics
 from jobs.feed import new
 from jobs.guard import Guard
-from jobs.lake import create_stream, next_offsets
+from jobs.lake import create_requeued, create_stream, next_offsets
 from jobs.lookup import Lookups
-from jobs.parse import accepted, parse, refused, thrown
+from jobs.parse import accepted, parse, refused, requeued, thrown
 from jobs.rules import rule_of
 from jobs.unreadable import read_records, unreadable
 from statehouse import kafka
@@ -151,19 +152,24 @@ class Ingest:
                     self._check_id()
                 if not further:
                     return
-                count, bad = (sum(row[n] for row in counts) for n in (1, 2))
+                count, bad, again = (sum(row[n] for row in counts) for n in (1, 2, 4))
                 if bad:
                     self._append_refused(parsed)
+                if again:
+                    path = create_requeued(self.spark, self.config, self.stream)
+                    requeued(parsed).coalesce(1).write.format("delta").mode("append").save(path)
                 self._append_accepted(parsed, {**self.offsets, **further}, count - bad, bad)
             finally:
                 parsed.unpersist()
 
     def _parse(self, records: DataFrame) -> tuple[DataFrame, list[Row]]:
-        """The parsed records, kept in memory, and of each partition its number, how many there are, how many of them are refused, and
-        the last offset."""
+        """The parsed records, kept in memory, and of each partition its number, how many there are, how many of them are refused, the
+        last offset, and how many were sent again."""
         parsed = parse(records, self.stream, self.decoder, self.lookups, self.guard.text).persist()
         try:
-            counts = parsed.groupBy("_partition").agg(F.count("*"), F.count("_reason"), F.max("_offset"))
+            counts = parsed.groupBy("_partition").agg(
+                F.count("*"), F.count("_reason"), F.max("_offset"), F.count("_requeued")
+            )
             return parsed, counts.collect()
         except Exception:
             parsed.unpersist()

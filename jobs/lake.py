@@ -23,6 +23,7 @@ from statehouse.tables import (
     FOLD,
     FOLDS,
     GENERATION,
+    REQUEUED_COLUMNS,
     buckets,
     changelog_columns,
     definition_of,
@@ -111,6 +112,13 @@ def create_stream(spark: SparkSession, config: Config, stream: Stream) -> None:
     _cluster(spark, path, stream.cluster_by)
     skipping = {"delta.appendOnly": "true", "delta.dataSkippingStatsColumns": "partition,offset,log_time"}
     create(spark, table(config, "quarantine", stream.name), QUARANTINE_COLUMNS, {**skipping, **retention(config)})
+
+
+def create_requeued(spark: SparkSession, config: Config, stream: Stream) -> str:
+    """``requeued/<stream>``: the refused records that were sent again and have come back; its path."""
+    path = table(config, "requeued", stream.name)
+    create(spark, path, REQUEUED_COLUMNS, {"delta.appendOnly": "true", **retention(config)})
+    return path
 
 
 def _cluster(spark: SparkSession, path: str, by: list[str]) -> None:

@@ -63,7 +63,8 @@ class Maintain:
 
     def logs(self, stopping: Event) -> None:
         """Keep what is only appended to."""
-        found = [table(self.config, kind, name) for name in self.config.streams for kind in ("changelog", "quarantine")]
+        kinds = ("changelog", "quarantine", "requeued")
+        found = [table(self.config, kind, name) for name in self.config.streams for kind in kinds]
         targets = [route.to.table for route in self.config.routes.values() if route.to.table]
         found += [table(self.config, "routes", name) for name in dict.fromkeys(targets)]
         for path in found:

@@ -18,7 +18,7 @@ from jobs.lookup import Lookups, many
 from statehouse.config import Stream
 from statehouse.errors import first_line
 from statehouse.fold import in_years, literal, quoted
-from statehouse.records import SAID, RecordDecoder, operations
+from statehouse.records import SAID, RecordDecoder, header_text, said_by
 from statehouse.tables import EVENT_COLUMNS
 
 # As in jobs.feed.new: a time that is no number in the code that Spark makes.
@@ -73,9 +73,11 @@ def _decoded(decoder: RecordDecoder, keep_all: bool) -> Callable[[Iterator[pa.Re
         for batch in batches:
             columns = {name: batch.column(name) for name in RECORD}
             keys, values = (columns[name].to_pylist() for name in ("_key", "_bytes"))
-            decoded = decoder.decode(*operations(columns["_headers"]), keys, values)
+            operations, stores, requeued = said_by(columns["_headers"])
+            decoded = decoder.decode(operations, stores, keys, values)
             said = dict(zip(decoded.schema.names, decoded.columns, strict=True))
             del said["_text"]  # which Spark makes of the bytes again
+            said["_requeued"] = pa.array(map(header_text, requeued), pa.string())
             if not keep_all:  # the record itself goes back only where it may be refused
                 rows = pa.array(range(batch.num_rows), pa.int64())
                 refused = pc.or_(said["_reason"].is_valid(), columns["_timestamp"].is_null())
@@ -96,10 +98,10 @@ def _may_refuse(stream: Stream) -> bool:
 def parse(
     records: DataFrame, stream: Stream, decoder: RecordDecoder, lookups: Lookups | None = None, guard: str = PLAIN
 ) -> DataFrame:
-    """Kafka's records (with headers) as the changelog's columns, ``_reason`` (null: accepted) and, for the quarantine, ``_text``,
-    ``_bytes``, ``_headers`` and ``_timestamp``, which are null where the event is accepted: the callers keep these rows in memory.
+    """Kafka's records (with headers) as the changelog's columns, ``_reason`` (null: accepted), ``_requeued`` (the refused record that
+    one was sent again for) and, for the quarantine, ``_text``, ``_bytes``, ``_headers`` and ``_timestamp``, which are null where the event is accepted: the callers keep these rows in memory.
     ``guard`` is written around what a user wrote (:mod:`jobs.guard`)."""
-    said = [name for name in SAID if name != "_text"]
+    said = [*(name for name in SAID if name != "_text"), "_requeued"]
     columns = {**RECORD, **{c.name: c.type for c in stream.columns}, **dict.fromkeys(said, "STRING")}
     schema = ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())
     report = "_op = 'report' AND _reason IS NULL"
@@ -131,6 +133,7 @@ def parse(
             *(quoted(c.name) for c in stream.known),
             *EVENT_COLUMNS,
             "_reason",
+            "_requeued",
             *(
                 F.expr(f"CASE WHEN _reason IS NOT NULL THEN {c} END").alias(c)
                 for c in ("_text", "_bytes", "_headers", "_timestamp")
@@ -167,5 +170,15 @@ def refused(parsed: DataFrame, thrown: str = THROWN) -> DataFrame:
         "CASE WHEN _text IS NULL THEN _bytes END AS payload_bytes",
         f"from_json(_headers, '{HEADERS}') AS headers",
         f"CASE WHEN _reason = {literal(THROWN)} THEN {literal(thrown)} ELSE _reason END AS reason",
+        "_log_time AS log_time",
+    )
+
+
+def requeued(parsed: DataFrame) -> DataFrame:
+    """Which refused records have come back, for ``requeued/<stream>``."""
+    return parsed.where("_requeued IS NOT NULL").selectExpr(
+        "try_cast(split_part(_requeued, ':', 1) AS INT) AS partition",
+        "try_cast(split_part(_requeued, ':', 2) AS BIGINT) AS offset",
+        "concat_ws(':', _topic, _partition, _offset) AS sent_as",
         "_log_time AS log_time",
     )

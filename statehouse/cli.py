@@ -26,6 +26,7 @@ EXAMPLES = """examples:
   statehouse load reports old/*.jsonl.gz  history into the changelog, once a file
   statehouse recover rewards             the state anew from the changelog
   statehouse erase rewards 77            all that is known of a key, removed
+  statehouse requeue reports             refused records once more, after the schema was mended
   statehouse serve --port 8080           the API: http://127.0.0.1:8080/
   statehouse status                      positions, lags, counts
 
@@ -83,6 +84,9 @@ def parser() -> argparse.ArgumentParser:
     erase.add_argument(
         "key", nargs="+", help="as in Kafka; a composite key's parts percent-encoded, with / between them"
     )
+    requeue = command("requeue", "send refused records of a stream to its topic again, once each")
+    requeue.add_argument("stream")
+    requeue.add_argument("--reason", help="those of a reason only, as the quarantine has it")
     serve = command("serve", "the API")
     serve.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1; another machine's needs api: tokens")
     serve.add_argument("--port", type=int, default=8080)
@@ -255,6 +259,20 @@ def _erase(arguments: argparse.Namespace) -> None:
         print(f"  {name}: {version}")
 
 
+def _requeue(arguments: argparse.Namespace) -> None:
+    from statehouse import config as configuration
+    from statehouse.requeue import requeue
+
+    config = configuration.load(arguments.config)
+    if arguments.stream not in config.streams:
+        raise ConfigError(f"found the stream {arguments.stream!r}, expected one of {', '.join(config.streams)}")
+    sent, more = 0, True
+    while more:
+        done = requeue(config, config.streams[arguments.stream], arguments.reason)
+        sent, more = sent + done.sent, done.more
+    print(f"{arguments.stream}: {sent} sent again, {done.before - sent + done.sent} were sent before")
+
+
 def _serve(arguments: argparse.Namespace) -> int:
     from api.server import serve
     from statehouse import config as configuration
@@ -318,6 +336,7 @@ COMMANDS = {
     "load": _load,
     "recover": _recover,
     "erase": _erase,
+    "requeue": _requeue,
     "serve": _serve,
     "broker": _broker,
     "status": _status,

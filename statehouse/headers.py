@@ -9,3 +9,6 @@ TASK_HEADER = "task-id"  # of what a task sends
 SOURCE_HEADER = "statehouse-source"
 PART_HEADER = "statehouse-part"
 POSITION_HEADER = "statehouse-position"  # of a published state: the changelog's version that it reflects
+REQUEUED_HEADER = (
+    "statehouse-requeued"  # of a refused record that was sent again: its partition and offset then, such as 0:17
+)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
@@ -227,6 +227,32 @@ def first_time(properties: dict[str, Any], topic: str, offsets: Mapping[int, int
             elif error.code() != KafkaError._ALL_BROKERS_DOWN and not error.retriable():
                 raise _unavailable(properties, error)
         return min(times.values())
+    finally:
+        consumer.close()
+
+
+def records_from(
+    properties: dict[str, Any], topic: str, offsets: Mapping[int, int], timeout: float = 10.0
+) -> Iterator[Message]:
+    """The records of a topic from each partition's offset on (which defaults to its beginning) to where it ends by now. Raises
+    :class:`KafkaUnavailable`, also where none comes for so many seconds."""
+    left = set(partitions(properties, topic, timeout))
+    settings = {**librdkafka(properties), "group.id": "statehouse-requeue", "enable.auto.commit": False}
+    consumer = Consumer({**settings, "enable.partition.eof": True, "auto.offset.reset": "earliest"})
+    try:
+        consumer.assign([TopicPartition(topic, p, offsets.get(p, 0)) for p in left])
+        while left:
+            message = consumer.poll(timeout)
+            if message is None:
+                raise KafkaUnavailable(
+                    f"Kafka at {properties.get('bootstrap.servers')}: no records of {topic!r} in time"
+                )
+            if (error := message.error()) is None:
+                yield message
+            elif error.code() == KafkaError._PARTITION_EOF:
+                left.discard(message.partition())
+            elif error.code() != KafkaError._ALL_BROKERS_DOWN and not error.retriable():
+                raise _unavailable(properties, error)
     finally:
         consumer.close()
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statehouse import topics
-from statehouse.headers import OP_HEADER, REPORT, STORE_HEADER, TASK_OPERATIONS
+from statehouse.headers import OP_HEADER, REPORT, REQUEUED_HEADER, STORE_HEADER, TASK_OPERATIONS
 from statehouse.payload import SHOWN, Field, Refused, convert, decoder_of, micros_of, read_object, text_of
 from statehouse.types import ENCODED, FORMS, INTEGERS, Type, parse_type, type_or_none
 
@@ -182,14 +182,16 @@ class Header(msgspec.Struct):
 _HEADERS = msgspec.json.Decoder(list[Header])
 
 
-def operations(headers: pa.Array) -> tuple[list[bytes | None], list[bytes | None]]:
-    """What records' headers, as JSON or null, say of operation and store; of headers of one name the last counts."""
-    said: list[bytes | None] = [None] * len(headers)
-    stores = list(said)
+def said_by(headers: pa.Array) -> tuple[list[bytes | None], list[bytes | None], list[bytes | None]]:
+    """What records' headers, as JSON or null, say of operation, store, and the refused record that one was sent again for; of
+    headers of one name the last counts."""
+    operations: list[bytes | None] = [None] * len(headers)
+    stores, requeued = list(operations), list(operations)
     for index in pc.indices_nonzero(headers.is_valid()).to_pylist():
         by_name = {header.key: header.value for header in _HEADERS.decode(headers[index].as_py())}
-        said[index], stores[index] = by_name.get(OP_HEADER), by_name.get(STORE_HEADER)
-    return said, stores
+        operations[index], stores[index] = by_name.get(OP_HEADER), by_name.get(STORE_HEADER)
+        requeued[index] = by_name.get(REQUEUED_HEADER)
+    return operations, stores, requeued
 
 
 def _utf8(value: bytes) -> str | None:

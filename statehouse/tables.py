@@ -73,6 +73,12 @@ BUCKET = "_bucket"
 CLUSTERED = "statehouse.cluster_by"  # of a changelog that is compacted in an order: the columns
 FOLD = "statehouse.fold"  # of a state: by which of the product's folds, where they gave different rows
 FOLDS = 2  # of which the newest counts windows in 64 bits, and takes structs by the names that they were declared with
+REQUEUED_COLUMNS = {
+    "partition": "INT",  # of the record that was refused
+    "offset": "BIGINT",
+    "sent_as": "STRING",  # what it came back as: t:0:17
+    "log_time": "TIMESTAMP",
+}
 GENERATION = "statehouse.generation"  # how often a state, or its tombstones, was replaced as a whole: by recover
 
 
@@ -82,8 +88,8 @@ def changelog_columns(stream: Stream) -> dict[str, str]:
 
 
 def table(config: Config, kind: str, name: str) -> str:
-    """The path of ``changelog/<stream>``, ``state/<store>``, ``tombstones/<store>``, ``quarantine/<stream>``, ``routes/<table>``
-    or ``positions/<job>``."""
+    """The path of ``changelog/<stream>``, ``state/<store>``, ``tombstones/<store>``, ``quarantine/<stream>``, ``requeued/<stream>``,
+    ``routes/<table>`` or ``positions/<job>``."""
     return f"{config.root}/{kind}/{name}"
 
 
@@ -228,9 +234,15 @@ def stored_rule(delta: DeltaTable | None, name: str) -> Rule | None:
 
 def select(delta: DeltaTable, query: str) -> list[dict[str, Any]]:
     """Rows of a query of one table, which is ``found`` in it, by DataFusion: Spark takes a second for any."""
+    return [row for batch in batches(delta, query) for row in batch.to_pylist()]
+
+
+def batches(delta: DeltaTable, query: str) -> Iterator[pa.RecordBatch]:
+    """The same, as they are read."""
     asked = QueryBuilder().register("found", delta)
     asked.execute("SET datafusion.execution.parquet.coerce_int96 = 'us'")  # in nanoseconds the year 2500 is long ago
-    return pa.table(asked.execute(query).read_all()).to_pylist()
+    for batch in asked.execute(query):
+        yield pa.record_batch(batch)
 
 
 def rows_and_bytes(path: str, version: int | None = None) -> tuple[int, int]:

@@ -9,12 +9,13 @@ from flask import render_template
 from api.console import charts
 from api.console.screens import ask, asked, screen
 from api.problems import Problem
+from statehouse.requeue import FOUND
 
 PAGE = 50
 REASONS = 20
 
 
-@screen("past.quarantine")
+@screen("refusals.quarantine")
 def page(stream: str) -> str:
     """The screen of a stream's quarantine."""
     given = asked()
@@ -33,7 +34,7 @@ def page(stream: str) -> str:
 
 def _reasons(stream: str) -> list[dict[str, Any]]:
     """The reasons, with how many records each has and when it was last given. What differs from record to record is left out."""
-    kind = "regexp_replace(reason, 'found .*?(, expected|$)', 'found …\\1', 's')"
+    kind = f"regexp_replace(reason, '{FOUND}', 'found …\\1', 's')"  # statehouse.requeue.kind_of
     query = f'''SELECT {kind} AS reason, count(*) AS records, min(log_time) AS first, max(log_time) AS last
         FROM quarantine."{stream}" GROUP BY ALL ORDER BY records DESC, reason LIMIT {REASONS}'''
     try:

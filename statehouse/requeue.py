@@ -1,0 +1,182 @@
+"""Refused records sent back to their topic, once each: after the schema was mended they are events like any other.
+
+A record goes back as it came, with its key, payload, headers and time. One header more names the record that was refused. What was
+sent before is therefore known, without a note that could be missing after a crash: from the table ``requeued/<stream>``, where
+ingestion notes what has come back, up to the changelog's position, and from the topic behind that. One at a time sends, in one of
+Kafka's transactions: a second one ends that of the first, of which then nothing was sent.
+
+What a route could not send is in the quarantine too, and is passed over: its event is in the changelog.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from statehouse import kafka
+from statehouse.config import ISOLATION, Config, Stream
+from statehouse.errors import KafkaUnavailable
+from statehouse.headers import REQUEUED_HEADER
+from statehouse.tables import batches, metadata, opened, select, table
+
+MOST = 10_000  # records of a transaction
+SECONDS = 10.0  # that Kafka may take for a step
+FOUND = "found .*?(, expected|$)"  # of a reason, what differs from record to record
+COLUMNS = 'partition, "offset", reason, key, payload, payload_bytes, headers, timestamp'
+
+Place = tuple[int, int]  # a partition and an offset
+
+
+@dataclass
+class Requeued:
+    """How many records were ``sent``, and how many not, as they were ``before``; whether there are ``more``; and where the last
+    one is of each partition."""
+
+    sent: int = 0
+    before: int = 0
+    more: bool = False
+    ends: dict[int, int] = field(default_factory=dict)
+
+
+def kind_of(reason: str) -> str:
+    """A reason without what differs from record to record: ``n: found …, expected INT``."""
+    return re.sub(FOUND, r"found …\1", reason, count=1, flags=re.DOTALL)
+
+
+def requeue(
+    config: Config, stream: Stream, reason: str | None = None, places: Container[Place] | None = None, most: int = MOST
+) -> Requeued:
+    """Send refused records of a stream again: those of a reason (or of one of its :func:`kind_of`), those at some places, or all; at
+    most so many at once. Raises KafkaUnavailable, and then none was sent."""
+
+    def wanted() -> Iterator[dict[str, Any]]:
+        for row in _refused(config, stream):
+            named = reason is None or reason in (row["reason"], kind_of(row["reason"]))
+            if named and (places is None or _place(row) in places):
+                yield row
+
+    done = Requeued()
+    if next(wanted(), None) is None:
+        return done
+    sender = _Sender(config.kafka, stream.topic)
+    kept = metadata(table(config, "changelog", stream.name), "offsets")
+    position = {int(p): o for p, o in kept["offsets"].items()} if kept else {}
+    before = {*_come_back(config, stream), *_pending(config, stream, position)}
+    chosen: list[dict[str, Any]] = []
+    for row in wanted():
+        if _place(row) in before:
+            done.before += 1
+        elif len(chosen) == most:
+            done.more = True
+            break
+        else:
+            chosen.append(row)
+    if chosen:
+        done.ends = sender.send(sorted(chosen, key=_place))
+        done.sent = len(chosen)
+    return done
+
+
+def _place(row: dict[str, Any]) -> Place:
+    return row["partition"], row["offset"]
+
+
+def _refused(config: Config, stream: Stream) -> Iterator[dict[str, Any]]:
+    """The rows of a stream's quarantine, but for what a route could not send."""
+    delta = opened(table(config, "quarantine", stream.name))
+    for batch in batches(delta, f"SELECT {COLUMNS} FROM found WHERE reason NOT LIKE 'route %: %'") if delta else ():
+        yield from _rows(batch)
+
+
+def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    for index in range(batch.num_rows):
+        yield {name: column[index].as_py() for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+
+
+def _come_back(config: Config, stream: Stream) -> set[Place]:
+    """The refused records that ingestion has seen again."""
+    delta = opened(table(config, "requeued", stream.name))
+    rows = select(delta, 'SELECT DISTINCT partition, "offset" FROM found') if delta else []
+    return {(row["partition"], row["offset"]) for row in rows}
+
+
+def _pending(config: Config, stream: Stream, position: dict[int, int]) -> set[Place]:
+    """Those that are behind the changelog's position. From the first transaction that is open on, whoever's it is, what is not
+    committed counts too: it may be yet."""
+    open_from = {p: end for p, (_, end) in kafka.end_offsets(config.kafka, stream.topic).items()}
+    every = {**config.kafka, ISOLATION: "read_uncommitted"}
+    found = set()
+    for message in chain(
+        kafka.records_from(config.kafka, stream.topic, position), kafka.records_from(every, stream.topic, open_from)
+    ):
+        headers: Any = message.headers() or []
+        said = dict(headers).get(REQUEUED_HEADER)
+        if said and (match := re.fullmatch(rb"(-?\d{1,9}):(\d{1,18})", said)):
+            found.add((int(match[1]), int(match[2])))
+    return found
+
+
+class _Sender:
+    """The one that sends: from its making on no other one can commit."""
+
+    def __init__(self, properties: dict[str, Any], topic: str) -> None:
+        self._topic, self._servers = topic, properties.get("bootstrap.servers")
+        settings = {"partitioner": "murmur2_random", **kafka.librdkafka(properties)}  # as Java's clients
+        limits = {"transaction.timeout.ms": int(SECONDS * 1000), "message.max.bytes": 100_000_000}
+        self._client = Producer({**settings, **limits, "transactional.id": f"statehouse-requeue-{topic}"})
+        self._asked(lambda: self._client.init_transactions(SECONDS))
+
+    def send(self, rows: list[dict[str, Any]]) -> dict[int, int]:
+        """Send all of these rows or none; the last offset of each partition."""
+        ends: dict[int, int] = {}
+
+        def delivered(error: KafkaError | None, message: Message) -> None:
+            if error is None:
+                ends[message.partition() or 0] = message.offset() or 0
+
+        def produced() -> None:
+            self._client.begin_transaction()
+            for row in rows:
+                self._produce(row, delivered)
+            self._client.commit_transaction(SECONDS)
+
+        self._asked(produced)
+        return ends
+
+    def _produce(self, row: dict[str, Any], delivered: Callable[..., None]) -> None:
+        text = row["payload"]
+        payload = text.encode() if text is not None else row["payload_bytes"]
+        key = None if row["key"] is None else row["key"].encode()
+        headers = [(h["key"], h["value"]) for h in row["headers"] or [] if h["key"] != REQUEUED_HEADER]
+        headers.append((REQUEUED_HEADER, f"{row['partition']}:{row['offset']}".encode()))
+        time = row["timestamp"]
+        at = {} if time is None else {"timestamp": round(time.timestamp() * 1000)}
+        while True:
+            try:
+                self._client.produce(self._topic, payload, key, headers=headers, on_delivery=delivered, **at)
+                return
+            except BufferError:  # its queue is full
+                self._client.poll(0.1)
+
+    def _asked(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except KafkaException as error:
+            reason = error.args[0]
+            if reason.txn_requires_abort():
+                self._client.abort_transaction(SECONDS)
+            fenced = reason.code() in (
+                KafkaError._FENCED,
+                KafkaError.PRODUCER_FENCED,
+                KafkaError.INVALID_PRODUCER_EPOCH,
+            )
+            said = (
+                "another one sends refused records of this topic again; none was sent here" if fenced else reason.str()
+            )
+            raise KafkaUnavailable(f"Kafka at {self._servers}: {said}") from None
