@@ -17,10 +17,12 @@ from tests.services import tried
 from tests.support import balance, depth, slow
 
 depth.load_profile()
+# Of the processor's time that a JVM takes for the few steps of one test, half goes into compiling them for speed. So
+# told, it keeps 48 MB of compiled code, which three tests fill: then it would throw away what it needs again. The
+# session that all tests share lasts: after two minutes a round of merges takes it three quarters of the time.
+ROOM = "-XX:ReservedCodeCacheSize=512m"
 if not depth.FULL:
-    # Of the processor's time that a JVM takes for the few steps of a test, half went into compiling them for speed. So
-    # told, it keeps 48 MB of compiled code, which three tests fill: then it would throw away what it needs again.
-    os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=512m")
+    os.environ.setdefault("JAVA_TOOL_OPTIONS", f"-XX:TieredStopAtLevel=1 {ROOM}")
 __all__ = ["base", "filled", "tried"]  # fixtures
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -69,7 +71,8 @@ def spark(java, tmp_path_factory):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     log = tmp_path_factory.mktemp("spark") / "spark.log"
     cores = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
-    with alone():
+    with alone(), pytest.MonkeyPatch.context() as compiled:
+        compiled.setenv("JAVA_TOOL_OPTIONS", ROOM)
         made = session("tests", log, **{"spark.master": f"local[{cores}]"})
     made.sparkContext.setLogLevel("ERROR")
     return made

@@ -109,7 +109,7 @@ def tried(spark, broker, tmp_path_factory):
     )
     (folder / "tokens.yaml").write_text(names)
     (folder / "statehouse.yaml").write_text(
-        CONFIG.format(bootstrap=broker.bootstrap, topic=TOPIC, max_key=MAX_KEY, max_time="2 seconds")
+        CONFIG.format(bootstrap=broker.bootstrap, topic=TOPIC, max_key=MAX_KEY, max_time="4 seconds")
     )
     config = load(folder / "statehouse.yaml", {})
     topic = NewTopic(TOPIC, num_partitions=2, replication_factor=1)

@@ -34,6 +34,7 @@ from api.shards import Shards, murmur2, murmur2s, number, numbers, text
 from api.typed import canonical
 from statehouse.config import Config, load
 from tests.records import children, free_port
+from tests.support.depth import sized
 from tests.test_api_changes import Follower
 from tests.test_api_lake import MOMENT, YAML, Sales, State, eventually
 from tests.test_api_reads import STRANGE
@@ -390,7 +391,7 @@ def test_one_dies_one_is_restarted_one_is_added(config: Config, tmp_path: Path) 
             thread.start()
         try:
             follower = Follower(instances.ports[2:3], "last", ["key"])
-            more_reads(600)
+            more_reads(sized(200, 600))
             took = []
 
             def converge() -> None:
@@ -405,7 +406,7 @@ def test_one_dies_one_is_restarted_one_is_added(config: Config, tmp_path: Path) 
             assert all(port == first for port, _ in broken), "errors only on its open connections"
             instances.start(first)
             converge()
-            more_reads(400)
+            more_reads(sized(133, 400))
             before = len(broken)
             instances.stop(second)
             instances.start(second)
@@ -413,7 +414,7 @@ def test_one_dies_one_is_restarted_one_is_added(config: Config, tmp_path: Path) 
             assert all(port in (first, second) for port, _ in broken), broken
             instances.start(fourth)
             converge()
-            more_reads(600)
+            more_reads(sized(200, 600))
             assert not wrong, wrong[:5]
             print(f"at most {late[0]:.1f} s behind, {len(commits)} commits")
             print(

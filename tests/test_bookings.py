@@ -14,6 +14,7 @@ import requests
 
 from tests.conftest import SHARED
 from tests.records import produce, wait
+from tests.support.depth import deep
 
 FILE = SHARED / "bookings" / "bookings.jsonl.gz"
 CONFIG = """root: ./lake
@@ -116,6 +117,7 @@ def sent_to(bootstrap, topic):
     return sent
 
 
+@deep
 @pytest.mark.slow
 @pytest.mark.skipif(not FILE.is_file(), reason="the shared data is not beside the checkout")
 def test_the_bookings_of_every_customer(broker, tmp_path, unused_tcp_port):

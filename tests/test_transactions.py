@@ -16,6 +16,7 @@ from statehouse.status import stream_status
 from statehouse.tables import metadata, opened
 from tests.houses import CONFIG, House, Writer
 from tests.records import rows
+from tests.support.depth import first
 from tests.test_api_lake import eventually
 
 PARTITIONS = 2
@@ -36,7 +37,7 @@ def totals(events):
     return dict(found)
 
 
-@pytest.mark.parametrize("example", range(2))
+@pytest.mark.parametrize("example", first(1, range(2)))
 def test_what_was_committed_counts_whatever_the_order(house, broker, example):
     seed = random.randrange(10**6)
     print(f"seed {seed}")
