@@ -31,6 +31,12 @@ ADDED = ("numTargetRowsInserted", "num_target_rows_inserted", "numOutputRows", "
 CHANGED = ("numTargetRowsUpdated", "num_target_rows_updated", "numUpdatedRows")
 REMOVED = ("numTargetRowsDeleted", "num_target_rows_deleted", "numDeletedRows", "num_deleted_rows")
 TOOK = ("executionTimeMs", "execution_time_ms")
+# Of its files, and of their bytes, which deltalake does not say.
+FILES = (
+    ("numTargetFilesAdded", "numAddedFiles", "numFiles", "num_added_files"),
+    ("numTargetFilesRemoved", "numRemovedFiles", "num_removed_files"),
+)
+BYTES = (("numTargetBytesAdded", "numAddedBytes", "numOutputBytes"), ("numTargetBytesRemoved", "numRemovedBytes"))
 REWRITES = ("OPTIMIZE", "VACUUM START", "VACUUM END")  # the rows stay the same
 
 lake_tables = Blueprint("tables", __name__)
@@ -77,6 +83,15 @@ class Log:
         rows, size = (pc.sum(actions[name]).as_py() or 0 for name in ("num_records", "size_bytes"))
         self.size = Size(delta.version(), rows, size, actions.num_rows)
 
+    def told(self) -> list[dict[str, Any]]:
+        """The commits, newest first, with the ``files`` and ``bytes`` that the table had after each, as far back as its log tells."""
+        now: dict[str, int | None] = {"files": self.size.files, "bytes": self.size.size} if self.size else {}
+        told = []
+        for found in self.commits:
+            told.append({**found, **now})
+            now = {n: None if size is None or found[n] is None else size - found[n] for n, size in now.items()}
+        return told
+
 
 class Logs:
     """The logs of a configuration's tables, by the names that SQL has for them."""
@@ -97,20 +112,31 @@ class Logs:
 
 def commit(entry: Mapping[str, Any]) -> dict[str, Any]:
     """What a commit did: its ``version``, when (``at``), the ``operation``, the rows that it ``added``, ``changed`` and ``removed``,
-    and how many milliseconds it took, where it says so (``ms``)."""
+    and how many milliseconds it took, where it says so (``ms``); by how much it changed ``files`` and ``bytes`` (None: it does not
+    say)."""
     metrics = {**(entry.get("operationMetrics") or {})}
     operation = str(entry.get("operation", ""))
     rows = operation not in REWRITES
 
-    def count(names: tuple[str, ...]) -> int:
-        return next((int(metrics[n]) for n in names if str(metrics.get(n, "")).isdigit()), 0) if rows else 0
+    def said(names: tuple[str, ...]) -> int | None:
+        return next((int(metrics[n]) for n in names if str(metrics.get(n, "")).isdigit()), None)
 
-    took = next((int(metrics[n]) for n in TOOK if str(metrics.get(n, "")).isdigit()), None)
+    def count(names: tuple[str, ...]) -> int:
+        return (said(names) or 0) if rows else 0
+
+    def grown(added: tuple[str, ...], removed: tuple[str, ...]) -> int | None:
+        more, less = said(added), said(removed)
+        overwritten = (entry.get("operationParameters") or {}).get("mode") == "Overwrite"
+        return None if more is None or (less is None and overwritten) else more - (less or 0)
+
+    writes = said(FILES[0]) is not None
+    sizes = {name: grown(*names) if writes else 0 for name, names in (("files", FILES), ("bytes", BYTES))}
+    took = said(TOOK)
     at = dt.datetime(1970, 1, 1) + dt.timedelta(milliseconds=entry.get("timestamp") or 0)
     counts = {"added": count(ADDED), "changed": count(CHANGED), "removed": count(REMOVED)}
     if operation == "MERGE":  # which says there how many rows its files have, too
         counts["added"] = count(ADDED[:2])
-    return {"version": entry.get("version"), "at": at, "operation": operation, **counts, "ms": took}
+    return {"version": entry.get("version"), "at": at, "operation": operation, **counts, "ms": took, **sizes}
 
 
 def per_minute(commits: list[dict[str, Any]], kinds: tuple[str, ...], now: dt.datetime) -> list[int]:
@@ -133,6 +159,8 @@ COMMIT = answers.record(
         "changed": schemas.COUNT,
         "removed": schemas.COUNT,
         "ms": schemas.nullable(schemas.COUNT),
+        "files": schemas.nullable(schemas.COUNT),
+        "bytes": schemas.nullable(schemas.COUNT),
     }
 )
 SIZES = {name: schemas.nullable(schemas.COUNT) for name in ("version", "rows", "bytes", "files")}
@@ -172,11 +200,7 @@ def list_tables() -> Response:
     """Every table of the lake: version, rows, bytes, files, and what the last commit did."""
     logs = the_logs()
     return answer(
-        {
-            "tables": [
-                {**_sizes(name, log := logs.of(name)), "last": log.commits[0] if log.commits else None} for name in logs
-            ]
-        }
+        {"tables": [{**_sizes(name, log := logs.of(name)), "last": next(iter(log.told()), None)} for name in logs]}
     )
 
 
@@ -187,9 +211,9 @@ def list_tables() -> Response:
     problems={404: "there is no such table"},
 )
 def show_table(table: str) -> Response:
-    """One table, as SQL names it: what each of its commits did, newest first."""
+    """One table, as SQL names it: what each of its commits did, newest first, and how large it was after each."""
     log = the_logs().of(table)
-    return answer({**_sizes(table, log), "commits": log.commits[: limit_asked()]})
+    return answer({**_sizes(table, log), "commits": log.told()[: limit_asked()]})
 
 
 @lake_tables.get("/streams")

@@ -71,7 +71,9 @@ def _box(node: Node, x: float, y: float) -> Markup:
     return Markup('<a href="{}">{}</a>').format(node.target, box) if node.target else box
 
 
-def steps(points: Sequence[tuple[float, str | float | None, str]], width: int = 900) -> Markup:
+def steps(
+    points: Sequence[tuple[float, str | float | None, str]], label: str = "The value over time", width: int = 900
+) -> Markup:
     """A value over time as steps: of each point the time (seconds), the value and a label. Numbers have a scale, other values a
     line each; None is no value."""
     known = [value for _, value, _ in points if value is not None]
@@ -116,16 +118,16 @@ def steps(points: Sequence[tuple[float, str | float | None, str]], width: int = 
         d += f"{'L' if drawn else 'M'}{across(at):.1f} {up(value):.1f}L{max(across(end), across(at) + 1):.1f} {up(value):.1f}"
         drawn = True
     parts.append(Markup('<path class="step" d="{}"/>').format(d))
-    for at, value, label in points:
+    for at, value, text in points:
         y = height - 6 if value is None else up(value)
         parts.append(
             Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="3.5"><title>{}</title></circle>').format(
-                "gone" if value is None else "at", across(at), y, label
+                "gone" if value is None else "at", across(at), y, text
             )
         )
     return Markup(
-        '<svg class="steps" role="img" aria-label="The value over time" viewBox="0 0 {0} {1}" preserveAspectRatio="xMidYMid meet">{2}</svg>'
-    ).format(width, height, Markup("").join(parts))
+        '<svg class="steps" role="img" aria-label="{3}" viewBox="0 0 {0} {1}" preserveAspectRatio="xMidYMid meet">{2}</svg>'
+    ).format(width, height, Markup("").join(parts), label)
 
 
 def bars(counts: Mapping[str, int], targets: Mapping[str, str]) -> Markup:

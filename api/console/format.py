@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -74,6 +75,14 @@ def number(found: int | float | Decimal) -> str:
     if not digits.isdigit():
         return text
     return ("-" if whole.startswith("-") else "") + f"{int(digits):,}" + point + fraction
+
+
+def stamp(text: str) -> float:
+    """A time of the API's as seconds since 1970; 0 of one that Python has no place for."""
+    try:
+        return dt.datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+    except (ValueError, OverflowError):
+        return 0.0
 
 
 def size(found: int) -> str:

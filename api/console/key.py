@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
@@ -13,7 +12,7 @@ from werkzeug.exceptions import HTTPException
 
 from api import keys
 from api.console import charts, words
-from api.console.format import key_of, plain
+from api.console.format import key_of, plain, stamp
 from api.console.screens import ask, asked, screen
 from api.console.store import key_names
 from api.console.votes import Reports, result, votes
@@ -108,8 +107,10 @@ def _moment(text: str) -> str:
 
 
 def _told(events: list[dict[str, Any]], additive: bool) -> list[dict[str, Any]]:
-    """The events, each with the seconds since the one before, and whether it said anything new. They are the newest first."""
+    """The events, each with the seconds since the one before, whether it said anything new, and whether it came ``late``: behind one
+    that is newer. They are the newest first."""
     told = []
+    first: dict[int, int] = {}  # of a partition, the least offset of the events so far
     for number, event in enumerate(events):
         before = events[number + 1] if number + 1 < len(events) else None
         same = next((e for e in events[number + 1 :] if e.get("agent") == event.get("agent")), None)
@@ -123,7 +124,10 @@ def _told(events: list[dict[str, Any]], additive: bool) -> list[dict[str, Any]]:
         elapsed = (
             _seconds(event) - _seconds(before) if before and event["event_time"] and before["event_time"] else None
         )
-        told.append({**event, "elapsed": None if elapsed is None else elapsed * 1000, "unchanged": unchanged})
+        late = event["offset"] > first.get(event["partition"], event["offset"])
+        first[event["partition"]] = min(event["offset"], first.get(event["partition"], event["offset"]))
+        milliseconds = None if elapsed is None else elapsed * 1000
+        told.append({**event, "elapsed": milliseconds, "unchanged": unchanged, "late": late})
     return told
 
 
@@ -136,7 +140,7 @@ def _chart(store: Mapping[str, Any], target: str, history: Mapping[str, Any], va
     values = course(store["reduce"], events, value, (before or {}).get("reports") or {})
     points = [
         (
-            _stamp(event["event_time"]),
+            stamp(event["event_time"]),
             _point(found),
             f"{event['event_time']}: {'none' if found is None else plain(found)}",
         )
@@ -177,11 +181,4 @@ def _point(value: Any) -> str | float | None:
 
 
 def _seconds(event: Mapping[str, Any]) -> float:
-    return _stamp(event["event_time"])
-
-
-def _stamp(text: str) -> float:
-    try:
-        return dt.datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
-    except (ValueError, OverflowError):
-        return 0.0
+    return stamp(event["event_time"])

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from flask import render_template
 
+from api.console import charts
+from api.console.format import stamp
 from api.console.screens import ask, screen
 
 COMMITS = 200
@@ -18,4 +23,16 @@ def all_tables() -> str:
 @screen("tables.show_table")
 def page(table: str) -> str:
     """The screen of one table."""
-    return render_template("table.html", table=ask(f"/tables/{table}", {"limit": COMMITS}))
+    found = ask(f"/tables/{table}", {"limit": COMMITS})
+    return render_template(
+        "table.html", table=found, bytes=_over_time(found, "bytes"), files=_over_time(found, "files")
+    )
+
+
+def _over_time(table: Mapping[str, Any], name: str) -> Any:
+    """How the bytes or the files went; None where there is nothing to see."""
+    known = [commit for commit in reversed(table["commits"]) if commit[name] is not None]
+    points = [
+        (stamp(commit["at"]), commit[name], f"version {commit['version']}: {commit[name]:,} {name}") for commit in known
+    ]
+    return charts.steps(points, f"{name.capitalize()} over time") if len(known) > 2 else None

@@ -1,4 +1,4 @@
-// Cancelling a task.
+// Cancelling a task, and asking for one.
 import { send } from "./console.js";
 
 const said = document.getElementById("sent");
@@ -15,3 +15,25 @@ for (const button of document.querySelectorAll("button.cancel")) {
     }
   });
 }
+
+const form = document.getElementById("task");
+form.closest("section").hidden = false;
+const topic = form.querySelector(".topic");
+const choose = () => { if (topic) topic.hidden = form.elements.what.value !== "send"; };
+form.elements.what.addEventListener("change", choose);
+choose();
+form.addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const { after, what, topic, key, value } = Object.fromEntries(new FormData(form));
+  let given = value;
+  try { given = JSON.parse(value); } catch { /* text as it is */ }
+  const body = what === "send"
+    ? { after, send: { topic, value: given, ...(key ? { key } : {}) } }
+    : { after, set: { store: what, key, value: given } };
+  try {
+    const answer = await send("POST", form.dataset.target, body);
+    said.textContent = `Asked for: ${answer.id}, due ${answer.due}. It is in the list when the job has seen it.`;
+  } catch (error) {
+    said.textContent = error.message;
+  }
+});
