@@ -165,9 +165,9 @@ def test_live_is_what_is_merged_of_the_json_suite(spark, lake):
     ]
     schema = [(f"c{number}", kind) for number, kind in enumerate(kinds)]
     records = []
-    for file in sorted(Path(SUITE).glob("*.json")):
+    for file in sorted(Path(SUITE).glob("*.json"))[:: sized(3, 1)]:
         content = file.read_bytes()
         columns = [b'{"id": %d, "c%d": %s}' % (len(records), number, content) for number in range(len(kinds))]
         records += [(None, value, {}) for value in (*wrapped(content), *columns)]
         records += [("1", b'{"value": {"c0": %s}}' % content, {"statehouse-op": b"set", "statehouse-store": b"rows"})]
-    assert differ(spark, configured(lake, schema), records) > 300
+    assert differ(spark, configured(lake, schema), records) > sized(100, 300)

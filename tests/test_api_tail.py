@@ -51,7 +51,7 @@ def test_every_answer_is_the_oracles_whether_it_is_merged_or_not(spark, filled, 
     dice = random.Random(seed)
     memory, none = Replica(config), Replica(kept(config, "none"))
     ingest = Ingest(spark, config, config.streams["s"])
-    for number in range(sized(2, 4)):
+    for number in range(sized(1, 4)):
         records, new = drawn(100 * seed + number, 40, first=COUNT + 40 * number)
         events = events + new
         ingest.batch(spark.createDataFrame(records, SCHEMA))

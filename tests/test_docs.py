@@ -1,4 +1,4 @@
-"""Every page of ``docs/`` (at full depth; else every third) does what it shows: run as a stranger would, top to bottom, in a
+"""Every page of ``docs/`` (at full depth; else every sixth) does what it shows: run as a stranger would, top to bottom, in a
 folder of its own.
 
 A fenced block is what its info string says: ``yaml statehouse.yaml`` (or json, csv) is a file to write; ``console`` is
@@ -121,7 +121,7 @@ def query(sql):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", sized(PAGES[::4], PAGES), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", sized(PAGES[::6], PAGES), ids=lambda page: page.stem)
 def test_a_page_does_what_it_shows(spark, folder, page):
     run(page.read_text())
 

@@ -91,7 +91,7 @@ PLACES = [T0] * 5 + [
 BATCHES = 6
 DRAWN, DRAWN_FOR_SPARK = sized((200, 30), (500, 60))
 JOINED = sized(3, 1)  # so many batches are one for Spark, where a MERGE takes seconds
-IN_SPARK = sized(("latest", "majority", "dec", "avg", "own", "w_sum", "w_majority", "hop_latest"), tuple(STORES))
+IN_SPARK = sized(("majority", "avg", "own", "w_sum", "hop_latest"), tuple(STORES))
 
 # Times collide and run backwards, values are few so that majorities tie; a key may be anything. Few keys and times, and
 # often a single batch: otherwise two events of a key hardly ever tie, and a late reset hardly ever falls between two.

@@ -21,6 +21,7 @@ from statehouse.errors import ConfigError
 from statehouse.tables import position
 from tests.lakes import drawn, merged
 from tests.records import SCHEMA, rows
+from tests.support.depth import deep
 from tests.test_route import messages
 
 CONFIG = """
@@ -163,6 +164,7 @@ def test_a_state_that_was_recovered_under_another_rule_is_told(told, tmp_path):
         VISIBLE["votes"] = lambda row: row["value"] > 0
 
 
+@deep
 def test_a_store_that_is_published_later_has_its_feed_from_then_on(told, tmp_path):
     text = (tmp_path / "statehouse.yaml").read_text()
     topic = told.config.stores["total"].publish.topic
