@@ -177,6 +177,18 @@ def post_sql() -> Response:
     return _answered(body["sql"], limit)
 
 
+def _type(kind: Any) -> str:
+    """A type of Delta's as text, also what is in it."""
+    if isinstance(kind, str):
+        return kind
+    if kind["type"] == "array":
+        return f"array<{_type(kind['elementType'])}>"
+    if kind["type"] == "map":
+        return f"map<{_type(kind['keyType'])}, {_type(kind['valueType'])}>"
+    fields = (f"{field['name']}: {_type(field['type'])}" for field in kind["fields"])
+    return f"struct<{', '.join(fields)}>"
+
+
 def _columns(config: Config) -> Response:
     """The columns of the tables that there are, as rows, with their types in Delta."""
     there = [(name, delta) for name, path in tables(config).items() if (delta := opened(path))]
@@ -184,7 +196,7 @@ def _columns(config: Config) -> Response:
         {
             "table": name,
             "column": field["name"],
-            "type": field["type"] if isinstance(field["type"], str) else field["type"]["type"],
+            "type": _type(field["type"]),
         }
         for name, delta in there
         for field in json.loads(delta.schema().to_json())["fields"]

@@ -176,7 +176,7 @@ class _Sender:
                 KafkaError.PRODUCER_FENCED,
                 KafkaError.INVALID_PRODUCER_EPOCH,
             )
-            said = (
-                "another one sends refused records of this topic again; none was sent here" if fenced else reason.str()
-            )
+            said = "another one sends refused records of this topic again; none was sent here"
+            if not fenced:
+                said = f"{reason.str()}. They may have been sent or not: ask again, what was sent is not sent twice"
             raise KafkaUnavailable(f"Kafka at {self._servers}: {said}") from None

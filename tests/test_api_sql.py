@@ -85,7 +85,7 @@ def test_limits(client: FlaskClient) -> None:
         problem(client.post("/sql", json=body), 400, "bad-body")
     there = client.get("/sql").get_json()
     assert {"table": "state.last", "column": "value", "type": "double"} in there["rows"]
-    assert {"table": "changelog.sales", "column": "tags", "type": "array"} in there["rows"]
+    assert {"table": "changelog.sales", "column": "tags", "type": "array<string>"} in there["rows"]
     assert there["versions"] == {"state.last": 1, "changelog.sales": 1} and "_last" not in str(there)
     problem(client.get("/sql", query_string={"q": "SELECT " + "1" * 20_000}), 400, "bad-sql")
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -20,7 +21,7 @@ from werkzeug.test import TestResponse
 from api import create_app
 from api.console import format
 from api.console.kept import Kept
-from api.console.key import course
+from api.console.key import _since, _told, course
 from api.console.votes import result, votes
 from api.console.words import sentence
 from api.gate import CSRF
@@ -205,7 +206,7 @@ def test_a_key_with_its_votes_and_history(client: FlaskClient) -> None:
     assert "As of" in shown(client.get(then, headers=HTML)).text
     both = shown(client.get(f"{then}&against={quote(MOMENT.isoformat())}", headers=HTML))
     assert "absent" in both.text
-    assert "changed nothing" in shown(client.get("/stores/last/keys/b", headers=HTML)).text
+    assert "said so before" in shown(client.get("/stores/last/keys/b", headers=HTML)).text
     assert "Change it by hand" not in shown(client.get("/stores/hours/keys/a", headers=HTML)).text, (
         "a window cannot be set"
     )
@@ -302,6 +303,11 @@ def test_signing_in(tmp_path: Path) -> None:
     app.extensions["statehouse"].stop()
 
 
+def _placed(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Events with their places in the topic."""
+    return [{**event, "partition": 0, "offset": len(events) - n} for n, event in enumerate(events)]
+
+
 @given(
     st.lists(
         st.tuples(
@@ -342,6 +348,16 @@ def test_the_course_of_a_value_is_the_oracles(drawn: list[tuple[str, str | None,
     if additive:  # before the first value there is none; a sum of nothing is 0
         right, made = [r or 0 for r in right], [m or 0 for m in made]
     assert made == right
+    begun = len(right) - 1
+    while begun and right[begun - 1] == right[-1]:
+        begun -= 1
+    history = {"events": events[::-1], "cursor": None}
+    assert _since(history, made, None) == _since(history, made, events[-1]["event_time"]) == events[begun]["event_time"]
+    assert _since({**history, "cursor": "1"}, made, None) == (events[begun]["event_time"] if begun else None)
+    became = [event.get("became", made[0]) for event in _told(_placed(history["events"]), additive, made)][::-1]
+    assert [a for a, b in zip(right[1:], right, strict=False) if a != b] == [
+        became[n] for n in range(1, len(right)) if right[n] != right[n - 1]
+    ]
     if per_agent and right[-1] is not None:
         standing = {}
         for event in events:

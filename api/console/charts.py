@@ -135,7 +135,7 @@ def bars(counts: Mapping[str, int], targets: Mapping[str, str]) -> Markup:
     most = max(counts.values(), default=0) or 1
     rows = [
         Markup(
-            '<tr><th scope="row"><a href="{0}"><bdi>{1}</bdi></a></th><td><svg width="240" height="14" aria-hidden="true"><rect class="bar" width="{2:.0f}" height="14" rx="2"/></svg></td><td class="number">{3:,}</td></tr>'
+            '<tr><th scope="row"><a href="{0}"><bdi>{1}</bdi></a></th><td><svg width="240" height="14" viewBox="0 0 240 14" preserveAspectRatio="none" aria-hidden="true"><rect class="bar" width="{2:.0f}" height="14" rx="2"/></svg></td><td class="number">{3:,}</td></tr>'
         ).format(targets[name], name or "(empty)", max(1, 240 * count / most), count)
         for name, count in counts.items()
     ]

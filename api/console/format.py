@@ -30,7 +30,8 @@ def age(text: str | None) -> Markup:
     """How long ago a time was; the page lets it tick."""
     if not text:
         return Markup('<span class="none">never</span>')
-    return Markup('<time class="age" datetime="{0}" title="{0}">{0}</time>').format(text)
+    shown = text.replace("T", " ").replace("Z", "").partition(".")[0]
+    return Markup('<time class="age" datetime="{0}" title="{0}">{1} UTC</time>').format(text, shown)
 
 
 def value(found: Any, long: int = LONG) -> Markup:

@@ -61,7 +61,7 @@ def shown(store: dict[str, Any], tables: dict[str, Any], config: Config) -> dict
 
 def _flow(config: Config) -> Any:
     """Streams and lookups, their stores, and where those lead."""
-    nodes = [charts.Node(f"stream {n}", 0, "stream", n, f"/streams/{n}/quarantine") for n in config.streams]
+    nodes = [charts.Node(f"stream {n}", 0, "stream", n, f"/tables/changelog.{n}") for n in config.streams]
     edges: list[tuple[str, str]] = []
     for stream in config.streams.values():
         for lookup in stream.lookups:

@@ -21,6 +21,7 @@ from api.typed import canonical
 from statehouse.reducers import REDUCERS, parse_reduce
 
 EVENTS = 100
+LEVELS = 8  # texts that a chart has lines for
 OWN = (
     "value",
     "reports",
@@ -55,6 +56,7 @@ def page(store: str, key: str) -> str:
     standing, why = votes(rule, reports) if reports and reducer and reducer.per_agent else ([], "")
     row = shown or current or {}
     names = key_names(document)
+    values = _values(document, target, events, current, "cursor" in given)
     return render_template(
         "key.html",
         store=document,
@@ -70,11 +72,17 @@ def page(store: str, key: str) -> str:
         votes=standing,
         why=why,
         per_agent=bool(reducer and reducer.per_agent),
-        events=_told(events["events"], bool(reducer and reducer.additive)),
+        events=_told(events["events"], bool(reducer and reducer.additive), values),
+        since=_since(events, values, at),
+        newest=target if "cursor" in given else None,
         wrong=events["wrong"],
         older=f"{target}?{urlencode({**given, 'cursor': events['cursor']})}#timeline" if events["cursor"] else None,
-        chart=_chart(document, target, events, (current or {}).get("value")),
-        more={name: value for name, value in row.items() if name not in OWN and name not in names},
+        chart=_chart(document, events, values),
+        more={
+            name: found
+            for name, found in row.items()
+            if name not in OWN and name not in names and found != row.get("value")
+        },
     )
 
 
@@ -106,9 +114,10 @@ def _moment(text: str) -> str:
         raise Problem(400, "bad-parameter", f"at: found {text[:100]!r}, {error}") from None
 
 
-def _told(events: list[dict[str, Any]], additive: bool) -> list[dict[str, Any]]:
-    """The events, each with the seconds since the one before, whether it said anything new, and whether it came ``late``: behind one
-    that is newer. They are the newest first."""
+def _told(events: list[dict[str, Any]], additive: bool, values: list[Any] | None) -> list[dict[str, Any]]:
+    """The events, each with the seconds since the one before, whether its agent said the same before, whether it came ``late``, behind
+    one that is newer, and what the value ``became`` by it where that is known. They are the newest first."""
+    course = values[::-1] if values else []
     told = []
     first: dict[int, int] = {}  # of a partition, the least offset of the events so far
     for number, event in enumerate(events):
@@ -127,31 +136,59 @@ def _told(events: list[dict[str, Any]], additive: bool) -> list[dict[str, Any]]:
         late = event["offset"] > first.get(event["partition"], event["offset"])
         first[event["partition"]] = min(event["offset"], first.get(event["partition"], event["offset"]))
         milliseconds = None if elapsed is None else elapsed * 1000
-        told.append({**event, "elapsed": milliseconds, "unchanged": unchanged, "late": late})
+        changed = number + 1 < len(course) and course[number] != course[number + 1]
+        became = {"became": course[number]} if changed else {}
+        told.append({**event, "elapsed": milliseconds, "unchanged": unchanged, "late": late, **became})
     return told
 
 
-def _chart(store: Mapping[str, Any], target: str, history: Mapping[str, Any], value: Any) -> Any:
-    """The value over event time, as of each of the last events; None where there is nothing to see."""
+def _values(
+    store: Mapping[str, Any], target: str, history: Mapping[str, Any], current: dict[str, Any] | None, older: bool
+) -> list[Any] | None:
+    """The value after each of a page's events, the oldest first; None where the store's rule does not tell it from them."""
+    events = history["events"][::-1]
+    if not events or store.get("window") or any(event["event_time"] is None for event in events):
+        return None
+    last = _state(target, {"at": events[-1]["event_time"]}) if older else current
+    before = _state(target, {"at": events[0]["event_time"]}) if history["cursor"] else None
+    return course(store["reduce"], events, (last or {}).get("value"), (before or {}).get("reports") or {})
+
+
+def _since(history: Mapping[str, Any], values: list[Any] | None, at: str | None) -> str | None:
+    """Since when the value is so: the time of the event that made it. None where the page's events do not tell."""
+    if values is None or (at is None and len(values) < len(history["events"])):
+        return None
+    told = list(zip(history["events"][::-1], values, strict=True))
+    if at:
+        told = [(event, value) for event, value in told if stamp(event["event_time"]) <= stamp(_moment(at))]
+    since: str | None = None
+    for number in range(len(told) - 1, -1, -1):
+        if told[number][1] != told[-1][1]:
+            return since
+        since = told[number][0]["event_time"]
+    return None if history["cursor"] else since
+
+
+def _chart(store: Mapping[str, Any], history: Mapping[str, Any], values: list[Any] | None) -> Any:
+    """The value over event time, or what each event gave where the value cannot be told; None where there is nothing to see."""
     events = [event for event in history["events"] if event["event_time"]][::-1]
     if len(events) < 2 or store.get("window"):
         return None
-    before = _state(target, {"at": events[0]["event_time"]}) if history["cursor"] else None
-    values = course(store["reduce"], events, value, (before or {}).get("reports") or {})
     points = [
         (
             stamp(event["event_time"]),
             _point(found),
             f"{event['event_time']}: {'none' if found is None else plain(found)}",
         )
-        for event, found in zip(events, values, strict=True)
+        for event, found in zip(events, values or [event["value"] for event in events], strict=True)
     ]
-    return charts.steps(points)
+    words = {value for _, value, _ in points if isinstance(value, str)}
+    return charts.steps(points) if len(words) <= LEVELS else None
 
 
-def course(reduce: Any, events: Sequence[Mapping[str, Any]], value: Any, reports: Reports) -> list[Any]:
-    """The value after each of some events, the oldest first, of which ``value`` is the last; ``reports`` stood before them. Of a
-    reducer of which it cannot be told so, what each event has contributed."""
+def course(reduce: Any, events: Sequence[Mapping[str, Any]], value: Any, reports: Reports) -> list[Any] | None:
+    """The value after each of some events, the oldest first, of which ``value`` is the last; ``reports`` stood before them. None of a
+    reducer of which it cannot be told so."""
     name, arguments = parse_reduce(reduce) if isinstance(reduce, str) else ("own", [])
     if name in REDUCERS and REDUCERS[name].per_agent:
         standing, found = dict(reports), []
@@ -165,8 +202,10 @@ def course(reduce: Any, events: Sequence[Mapping[str, Any]], value: Any, reports
             found.append(result(name, arguments, standing))
         return found
     contributed = [event["value"] for event in events]
-    if name not in ("sum", "count") or value is None or any(event["op"] != "report" for event in events):
+    if name == "latest":
         return contributed
+    if name not in ("sum", "count") or value is None or any(event["op"] != "report" for event in events):
+        return None
     found = []
     for amount in reversed(contributed):
         found.append(value)

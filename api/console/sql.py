@@ -12,9 +12,11 @@ from api.console.format import plain
 from api.console.screens import ask, asked, screen
 from api.problems import Problem
 from statehouse.config import Config
+from statehouse.transpile import to_duckdb
 
 ROWS = 500
 BARS = 30  # rows that make a chart
+MOST = 10**15  # a number beyond is most likely none that is measured, such as a `reset`
 
 
 @screen("sql.get_sql")
@@ -46,13 +48,26 @@ def examples(config: Config, there: set[str]) -> dict[str, str]:
     made: dict[str, str] = {}
     for store in config.stores.values():
         if f"state.{store.name}" in there and len(made) < 3:
-            made[f"How many keys of {store.name} have which value?"] = (
-                f'SELECT value, count(*) AS keys\nFROM state."{store.name}"\nGROUP BY ALL\nORDER BY keys DESC\nLIMIT 20'
+            if store.reducer.additive:
+                made[f"How large are the values of {store.name}?"] = (
+                    f'SELECT min(value) AS least, median(value) AS median, max(value) AS most, sum(value) AS total\nFROM state."{store.name}"'
+                )
+            else:
+                made[f"How many keys of {store.name} have which value?"] = (
+                    f'SELECT value, count(*) AS keys\nFROM state."{store.name}"\nGROUP BY ALL\nORDER BY keys DESC\nLIMIT 20'
+                )
+    for store in config.stores.values():
+        if store.reducer.name == "sum" and store.value and f"changelog.{store.stream}" in there:
+            made[f"How much came into {store.name} by hour?"] = (
+                f"SELECT date_trunc('hour', _event_time) AS hour, sum({to_duckdb(store.value)}) AS total\n"
+                f"FROM changelog.\"{store.stream}\"\nWHERE _op = 'report'"
+                + (f" AND ({to_duckdb(store.where)})" if store.where else "")
+                + "\nGROUP BY ALL\nORDER BY hour"
             )
     for name in config.streams:
         if f"changelog.{name}" in there:
             made[f"How many events had {name} by minute?"] = (
-                f"SELECT date_trunc('minute', _event_time) AS minute, count(*) AS events\nFROM changelog.\"{name}\"\nGROUP BY ALL\nORDER BY minute DESC\nLIMIT 60"
+                f"FROM (SELECT date_trunc('minute', _event_time) AS minute, count(*) AS events\n  FROM changelog.\"{name}\" GROUP BY ALL ORDER BY minute DESC LIMIT 30)\nORDER BY minute"
             )
         if f"quarantine.{name}" in there:
             made[f"What of {name} was refused, and why?"] = (
@@ -70,7 +85,7 @@ def _chart(found: dict[str, Any] | None) -> Any:
         name
         for name in rows[0]
         if all(
-            isinstance(row[name], (int, float, Decimal)) and not isinstance(row[name], bool) and row[name] >= 0
+            isinstance(row[name], (int, float, Decimal)) and not isinstance(row[name], bool) and 0 <= row[name] < MOST
             for row in rows
         )
     ]

@@ -14,8 +14,9 @@ from flask import current_app, render_template, request
 from api.console import charts, words
 from api.console.format import plain
 from api.console.screens import KEPT, ask, asked, screen
+from api.duck import literal
 from api.problems import Problem
-from statehouse.tables import table
+from statehouse.tables import position, table
 
 PAGE = 50
 FEW = 50_000  # keys whose values are counted while one waits
@@ -61,6 +62,8 @@ def page(store: str) -> str:
         without={name: _target(store, {**given, name: None, "cursor": None}, hidden) for name in given},
         hide={name: _target(store, given, [*hidden, name]) for name in columns if name not in names},
         show={name: _target(store, given, [other for other in hidden if other != name]) for name in hidden},
+        behind=_behind(document),
+        such_as="value > 10" if _numeric(document) else "value = 'alarm'",
         spread=spreads.get(store, document["version"], partial(_spread, document), document["keys"] < FEW),
         uses=_uses(document),
     )
@@ -78,26 +81,32 @@ def _target(store: str, given: Mapping[str, str | None], hidden: Sequence[str]) 
     return f"/stores/{store}/keys{'?' + query if query else ''}"
 
 
+def _behind(store: Mapping[str, Any]) -> int:
+    """How many commits of the changelog the state's table lacks."""
+    merged = position(table(current_app.extensions["statehouse"].config, "state", store["name"]))
+    return store["head"] - merged if store["head"] is not None and merged is not None else 0
+
+
+def _numeric(store: Mapping[str, Any]) -> bool:
+    kind = store["columns"].get("value", "")
+    return bool(kind.startswith(("DECIMAL", "DOUBLE", "FLOAT", "BIGINT", "INT", "SMALLINT", "TINYINT")))
+
+
 def _spread(store: Mapping[str, Any]) -> Any:
     """How many keys have which value, by the state as it was merged; None where that says nothing."""
     kind = store["columns"].get("value", "")
     if store["version"] is None or kind.startswith(("ARRAY", "MAP", "STRUCT", "BINARY")) or not kind:
         return None
-    name, numeric = (
-        store["name"],
-        kind.startswith(("DECIMAL", "DOUBLE", "FLOAT", "BIGINT", "INT", "SMALLINT", "TINYINT")),
-    )
+    name, numeric = store["name"], _numeric(store)
     query = f'SELECT value::VARCHAR AS v, count(*) AS n FROM state."{name}" GROUP BY ALL ORDER BY n DESC, v LIMIT {LEVELS + 1}'
     try:
         rows = ask("/sql", {"q": query})["rows"]
         if len(rows) <= LEVELS or not numeric:
             shown = {plain(row["v"]): row["n"] for row in rows[:LEVELS] if row["v"] is not None}
-            literal = {v: v if numeric or kind == "BOOLEAN" else "'" + v.replace("'", "''") + "'" for v in shown}
-            return (
-                charts.bars(shown, {v: _target(name, {"where": f"value = {literal[v]}"}, []) for v in shown})
-                if shown
-                else None
-            )
+            said = {v: v if numeric or kind == "BOOLEAN" else literal(v) for v in shown}
+            targets = {v: _target(name, {"where": f"value = {said[v]}"}, []) + "#keys" for v in shown}
+            telling = len(rows) <= LEVELS or rows[0]["n"] > 1  # else each is another
+            return charts.bars(shown, targets) if shown and telling else None
         return _histogram(name)
     except Problem:  # it is one more thing on the page, and no reason to show none
         return None
@@ -111,7 +120,7 @@ def _histogram(name: str) -> Any:
     rows = [row for row in ask("/sql", {"q": query})["rows"] if row["step"] is not None]
     labels = {f"{row['least']} to {row['most']}": row for row in rows}
     targets = {
-        label: _target(name, {"where": f"value BETWEEN {row['least']} AND {row['most']}"}, [])
+        label: _target(name, {"where": f"value BETWEEN {row['least']} AND {row['most']}"}, []) + "#keys"
         for label, row in labels.items()
     }
     return charts.bars({label: row["n"] for label, row in labels.items()}, targets)

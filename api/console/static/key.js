@@ -6,8 +6,8 @@ const events = [...document.querySelectorAll(".events li")];
 if (slider) {
   slider.parentElement.hidden = false;
   const chosen = new URLSearchParams(location.search).get("at");
-  const found = events.findIndex((event) => event.dataset.at === chosen);
-  if (found >= 0) slider.value = events.length - 1 - found;
+  const found = events.findIndex((event) => new Date(event.dataset.at) <= new Date(chosen)); // the newest by then
+  if (chosen) slider.value = found < 0 ? 0 : events.length - 1 - found;
   const mark = () => {
     events.forEach((event) => event.classList.remove("chosen"));
     const event = events[events.length - 1 - Number(slider.value)];

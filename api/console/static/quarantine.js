@@ -5,7 +5,8 @@ const said = document.getElementById("sent");
 for (const button of document.querySelectorAll("button.requeue")) {
   button.hidden = false;
   button.addEventListener("click", async () => {
-    const { reason, record } = button.dataset;
+    const { reason, record, count } = button.dataset;
+    if (!record && !confirm(`Send ${count} records again?`)) return;
     button.disabled = true;
     said.textContent = "Sending …";
     try {
