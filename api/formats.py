@@ -48,9 +48,22 @@ class Streamed(Response):
 
 def streamed(pages: Iterator[Columns], kind: str, schema: pa.Schema) -> Response:
     """Rows as they come; ``schema`` is of the store's columns. The first page is made at once: what is wrong with that is raised."""
-    pieces = {NDJSON: _ndjson, CSV: _csv, ARROW: _arrow}[kind](pages, schema)
+    pieces = _pieces(pages, kind, schema)
     made = _ended(list(itertools.islice(pieces, 1)), pieces, CUTS[kind])
-    return Streamed(made, content_type=f"{kind}; charset=utf-8" if kind == CSV else kind)
+    return Streamed(made, content_type=_content_type(kind))
+
+
+def whole(pages: Iterator[Columns], kind: str, schema: pa.Schema) -> Response:
+    """The same at once, of rows that are few."""
+    return Response(b"".join(_pieces(pages, kind, schema)), content_type=_content_type(kind))
+
+
+def _pieces(pages: Iterator[Columns], kind: str, schema: pa.Schema) -> Iterator[bytes]:
+    return {NDJSON: _ndjson, CSV: _csv, ARROW: _arrow}[kind](pages, schema)
+
+
+def _content_type(kind: str) -> str:
+    return f"{kind}; charset=utf-8" if kind == CSV else kind
 
 
 def _ended(first: list[bytes], others: Iterator[bytes], cut: bytes) -> Iterator[bytes]:

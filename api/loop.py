@@ -61,6 +61,7 @@ WRONG = {  # found and expected, by the status
     417: ("another header Expect", "Expect: 100-continue, or none"),
     421: ("a request for another host", "localhost, an address of this machine alone, or one of 'api: hosts'"),
     431: ("a request's head that is larger", f"at most {{most}} bytes and {HEADERS} headers"),
+    501: ("another Transfer-Encoding", "chunked, or none"),
     505: ("another version of HTTP", "HTTP/1.1"),
 }
 ANSWER = (
@@ -183,7 +184,9 @@ class Connection(HttpToolsProtocol):
         self._feed(data)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's always closes
-        """The caller sends no more, and may read or not: as of :class:`asyncio.Protocol`."""
+        """The caller sends no more, and may read or not: as of :class:`asyncio.Protocol`. uvloop says so each time that reading goes on."""
+        if self._ended:
+            return self._waits()
         self._ended = True
         if self._within and not self._later:
             self._refuse(400)  # it breaks off
@@ -248,8 +251,8 @@ class Connection(HttpToolsProtocol):
                 break
             except HttpParserUpgrade as other:  # to what is not spoken here: it is a request like any other
                 data = data[other.args[0] :]
-            except HttpParserError:
-                self._refuse(self._wrong)
+            except HttpParserError as error:
+                self._refuse(505 if "HTTP version" in str(error) else self._wrong)
                 return False
         if self._unread > self._limits.head:
             self._refuse(431)
@@ -355,6 +358,8 @@ class Connection(HttpToolsProtocol):
         """Say what is wrong with the last request, when those before it are answered, and close. Where its own answer is under way
         only that: it would be taken for a part of it."""
         self._whole()
+        if self._refusal:
+            return
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
             return self.transport.close() if self._within and self._headed else self._say(status)
@@ -387,6 +392,8 @@ def unfit(
             return 400
         if hosts is not None and not known(found[1].decode("ascii").lower(), hosts):
             return 421
+    if any(name == b"transfer-encoding" and value.strip().lower() != b"chunked" for name, value in headers):
+        return 501
     if version != "1.0" and any(name == b"expect" and value.lower() != b"100-continue" for name, value in headers):
         return 417
     return None

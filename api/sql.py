@@ -25,7 +25,7 @@ from api.declared import ARROW, CSV, JSON, NDJSON, Answer, Body, Parameter, Plac
 from api.exact import dumps, listed
 from api.problems import Problem, refused
 from api.schemas import Schema
-from api.sql_process import Failure, Result, Statement, receive, send, shown
+from api.sql_process import NO_MEMORY, Failure, Result, Statement, receive, send, shown
 from api.stores import limit_of
 from api.typed import whole
 from statehouse.config import Config
@@ -48,6 +48,8 @@ class SqlProcess:
         self._turns = Turns(at_once=1)
         self._process: subprocess.Popen[bytes] | None = None
         self._idle: threading.Timer | None = None
+        self._starting = threading.Lock()
+        self._stopped = False
 
     def ask(self, statement: Statement, limit: Deadline) -> Result | Failure:
         """What the process answers. Raises a problem where that takes too long or too many wait."""
@@ -63,23 +65,21 @@ class SqlProcess:
                 self._idle.start()
 
     def stop(self) -> None:
-        """End the process."""
+        """End the process, for good."""
+        with self._starting:
+            self._stopped = True
+        self._end()
+
+    def _end(self) -> None:
         if self._idle:
             self._idle.cancel()
-        if self._process:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        process, self._process = self._process, None
+        if process:
+            process.kill()
+            process.wait()
 
     def _asked(self, statement: Statement, limit: Deadline) -> Result | Failure:
-        if self._process is None or self._process.poll() is not None:
-            command = [
-                sys.executable,
-                "-c",
-                "from api.sql_process import main; main()",
-            ]  # -m would name its classes otherwise
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        process = self._process
+        process = self._running()
         assert process.stdin and process.stdout
         try:
             send(process.stdin, statement)
@@ -87,17 +87,28 @@ class SqlProcess:
                 limit.check()
             answer = receive(process.stdout)
         except BaseException:
-            self.stop()  # it may be at work yet
+            self._end()  # it may be at work yet
             raise
         if answer is None:
-            self.stop()
-            return Failure("the statement needed more memory than it may have")
+            self._end()
+            return Failure(NO_MEMORY)
         return answer
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        """The process, which is started where there is none."""
+        with self._starting:
+            if self._stopped:
+                raise Problem(503, "busy", "the service is ending")
+            if self._process is None or self._process.poll() is not None:
+                # With -m its classes would have other names.
+                command = [sys.executable, "-c", "from api.sql_process import main; main()"]
+                self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            return self._process
 
     def _let_go(self) -> None:
         if self._turns.turns.acquire(blocking=False):
             try:
-                self.stop()
+                self._end()
             finally:
                 self._turns.turns.release()
 
@@ -212,37 +223,44 @@ def _answered(text: str, limit: int) -> Response:
     if len(text) > LONGEST:
         raise Problem(400, "bad-sql", f"found {len(text)} characters, expected at most {LONGEST}")
     kind = formats.wanted(request)
-    asked = Statement(text, tables(config), MOST_STREAMED if kind else limit, config.api.max_answer)
+    named = kind in (None, NDJSON)
+    asked = Statement(text, tables(config), MOST_STREAMED if kind else limit, config.api.max_answer, named)
     process: SqlProcess = current_app.extensions["statehouse"].sql
     answer = process.ask(asked, deadline.of_request())
     if isinstance(answer, Failure):
         raise Problem(400, "bad-sql", answer.reason.replace(config.root, "…"))
     rows = _shown(pa.ipc.open_stream(answer.rows).read_all())
-    if kind:
-        if answer.more:
-            detail = (
-                f"found more than {config.api.max_answer} bytes or {MOST_STREAMED} rows, expected no more: add a LIMIT"
-            )
-            raise Problem(413, "too-large", detail)
-        response = formats.streamed(_pages(rows), kind, rows.schema)
-    else:
-        columns = [{"name": field.name, "type": str(field.type)} for field in rows.schema]
-        more: dict[str, Any] = {"columns": columns, "more": answer.more, "versions": answer.versions}
-        response = listed([line for page in _pages(rows) for line in lines(page)], more)
+    try:
+        response = _written(rows, answer, kind, config.api.max_answer)
+    except (TypeError, pa.ArrowException) as error:  # a map whose keys are lists, say
+        raise Problem(400, "bad-sql", f"found a value that cannot be written as {kind or JSON}: {error}") from None
     response.headers[VERSIONS] = dumps(answer.versions)
     return response
 
 
+def _written(rows: pa.Table, answer: Result, kind: str | None, most: int) -> Response:
+    if kind:
+        if answer.more:
+            detail = f"found more than {most} bytes or {MOST_STREAMED} rows, expected no more: add a LIMIT"
+            raise Problem(413, "too-large", detail)
+        return formats.whole(_pages(rows), kind, rows.schema)
+    columns = [{"name": field.name, "type": str(field.type)} for field in rows.schema]
+    more: dict[str, Any] = {"columns": columns, "more": answer.more, "versions": answer.versions}
+    return listed([line for page in _pages(rows) for line in lines(page)], more)
+
+
 def _shown(rows: pa.Table) -> pa.Table:
     """A result as other answers are: times in plain UTC, and each column with a name of its own."""
-    names: list[str] = []
+    names: dict[str, None] = {}
+    known: dict[str, int] = {}  # how many columns had a name so far
     for name in rows.column_names:
-        number = 2
-        while (unique := name if number == 2 and name not in names else f"{name}_{number}") in names:
+        unique, number = name, known.get(name, 1)
+        while unique in names:
             number += 1
-        names.append(unique)
+            unique = f"{name}_{number}"
+        names[unique], known[name] = None, number
     fields = [f.with_type(pa.timestamp("us")) if pa.types.is_timestamp(f.type) else f for f in rows.schema]
-    return rows.cast(pa.schema(fields), safe=False).rename_columns(names)  # of nanoseconds it has microseconds
+    return rows.cast(pa.schema(fields), safe=False).rename_columns(list(names))  # of nanoseconds it has microseconds
 
 
 def _pages(rows: pa.Table) -> Iterator[Columns]:

@@ -12,10 +12,15 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import struct
 import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 from urllib.parse import unquote
 
@@ -29,6 +34,8 @@ from statehouse.tables import opened
 
 LENGTH = struct.Struct(">Q")
 MEMORY = "512MB"  # of a statement's sorts, groups and joins; there is no spilling to a disk
+BEYOND = 1 << 30  # bytes of all that the process takes for a statement: DuckDB does not count its lists and texts
+NO_MEMORY = "the statement needed more memory than it may have"
 NICE = 10  # others go first
 # What callers of the other routes do not see either: of a state the reducer's own columns begin so.
 HIDDEN = "_"
@@ -37,6 +44,8 @@ FUNCTIONS = (
     "range",
     "generate_series",
 )  # that may be in FROM; others read files, or run SQL that is nowhere looked at
+SETTINGS = ("current_setting", "getvariable")  # functions that show what is no row of a table
+NAME = 6  # bytes at least of a value in JSON, beside its name
 LOCKED = (
     f"SET memory_limit = '{MEMORY}'",
     "SET temp_directory = ''",
@@ -48,12 +57,14 @@ LOCKED = (
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement, the paths of the tables that it may name as ``schema.table``, and how many rows and bytes may be answered."""
+    """A statement, the paths of the tables that it may name as ``schema.table``, and how many rows and bytes may be answered;
+    whether each row is written with the ``names`` of its columns."""
 
     sql: str
     tables: Mapping[str, str]
     rows: int
     size: int
+    names: bool = True
 
 
 @dataclass(frozen=True)
@@ -77,8 +88,10 @@ def answer(statement: Statement) -> Result | Failure:
     with duckdb.connect(config={"threads": 1}) as db:
         try:
             return _run(db, statement)
-        except duckdb.Error as error:
-            return Failure(str(error))
+        except (MemoryError, duckdb.OutOfMemoryException):
+            return Failure(NO_MEMORY)
+        except Exception as error:  # DuckDB's, or Arrow's of a value that it has no place for
+            return Failure(NO_MEMORY if "bad_alloc" in str(error) else str(error))
 
 
 def _run(db: duckdb.DuckDBPyConnection, statement: Statement) -> Result | Failure:
@@ -86,15 +99,22 @@ def _run(db: duckdb.DuckDBPyConnection, statement: Statement) -> Result | Failur
     functions = {node["function"]["function_name"].lower() for node in nodes if node.get("type") == "TABLE_FUNCTION"}
     if wrong := functions - set(FUNCTIONS):
         return Failure(f"found {min(wrong)}(…) in FROM, expected a table of the lake, or {', '.join(FUNCTIONS)}")
-    named = {
-        f"{n['schema_name']}.{n['table_name']}".lower().lstrip(".") for n in nodes if n.get("type") == "BASE_TABLE"
-    }
+    if any(str(node.get("function_name", "")).lower() in SETTINGS for node in nodes):
+        return Failure(f"found {' or '.join(SETTINGS)}, expected no settings")
+    there = {name.lower(): name for name in statement.tables}
+    own = {entry["key"].lower() for node in nodes for entry in (node.get("cte_map") or {}).get("map", ())}
+    named = {_name(node) for node in nodes if node.get("type") == "BASE_TABLE"}
+    if unknown := named - {*there, *own}:
+        return Failure(f"found {min(unknown)}, expected one of {', '.join(statement.tables)}")
     db.execute("SET TimeZone = 'UTC'")
-    versions = _views(db, {name: path for name, path in statement.tables.items() if name.lower() in named})
+    versions = _views(db, {there[name]: statement.tables[there[name]] for name in named if name in there})
     for setting in LOCKED:
         db.execute(setting)
     reader = db.execute(statement.sql).to_arrow_reader(ROWS)
     sink, left, more = pa.BufferOutputStream(), statement.rows, False
+    if statement.names:
+        beside = sum(len(json.dumps(name)) + NAME for name in reader.schema.names)
+        left = min(left, statement.size // (beside or 1))
     with pa.ipc.new_stream(sink, reader.schema) as writer:
         for batch in reader:
             fit = _fit(batch, left, statement.size - sink.tell())
@@ -128,6 +148,12 @@ def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
             waiting += node.values()
         elif isinstance(node, list):
             waiting += node
+
+
+def _name(table: Mapping[str, Any]) -> str:
+    """A table as a statement names it."""
+    parts = (table["catalog_name"], table["schema_name"], table["table_name"])
+    return ".".join(part for part in parts if part).lower()
 
 
 def _fit(batch: pa.RecordBatch, rows: int, room: int) -> int:
@@ -183,9 +209,29 @@ def receive(pipe: IO[bytes]) -> Any:
     return pickle.loads(pipe.read(LENGTH.unpack(head)[0])) if len(head) == LENGTH.size else None
 
 
+def _bound() -> None:
+    """Let the process have so much more memory than it has, where the system knows of such a bound."""
+    with suppress(ImportError, OSError):
+        import resource
+
+        used = re.search(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        if used:
+            most = (int(used[1]) << 10) + BEYOND
+            resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+def _watch(parent: int) -> None:
+    """End with the process that asks, also amid a statement."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
 def main() -> None:
-    """Answer until the pipe ends, as it does with the process that asks."""
+    """Answer until the pipe ends, or the process that asks."""
     os.nice(NICE)
+    _bound()
+    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever is printed is no answer
     while (statement := receive(sys.stdin.buffer)) is not None:

@@ -14,7 +14,9 @@ import logging
 import os
 import re
 import reprlib
+import stat
 import threading
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from statehouse.errors import ConfigError
@@ -74,6 +76,9 @@ class Tokens:
 
 def read(file: str) -> list[Holder]:
     """The holders of a tokens file. Raises ConfigError with the line, never with a token."""
+    with suppress(OSError):  # which reading it tells
+        if not stat.S_ISREG(os.stat(file).st_mode):  # to open a pipe would be to wait for who writes
+            raise ConfigError(f"{file}: found no regular file, expected a file of tokens (api: tokens)")
     document = read_yaml(file, "a file of tokens (api: tokens)", secret=True)
     data = document.data
     if not isinstance(data, dict) or not data:

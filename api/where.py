@@ -16,7 +16,7 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
-from sqlglot import exp, parse_one
+from sqlglot import TokenType, exp, parse_one, tokenize
 from sqlglot.errors import SqlglotError
 
 from api.deadline import Deadline
@@ -24,6 +24,25 @@ from api.duck import quoted
 from api.typed import canonical
 
 LONGEST = 2000  # characters
+# What a parenthesis may come after. Of calls within calls, such as STRUCT(STRUCT(…, the parser's time doubles with each.
+BEFORE_PARENTHESES = {
+    None,
+    TokenType.L_PAREN,
+    TokenType.AND,
+    TokenType.OR,
+    TokenType.NOT,
+    TokenType.IN,
+    TokenType.BETWEEN,
+    TokenType.LIKE,
+    TokenType.EQ,
+    TokenType.NEQ,
+    TokenType.NULLSAFE_EQ,
+    TokenType.LT,
+    TokenType.LTE,
+    TokenType.GT,
+    TokenType.GTE,
+    TokenType.DASH,
+}
 COMPARE: dict[type[exp.Expr], tuple[str, str]] = {  # as it is, and with its sides the other way round
     exp.EQ: ("=", "="),
     exp.NEQ: ("<>", "<>"),
@@ -52,8 +71,11 @@ class Where:
         if len(text) > LONGEST:
             raise ValueError(f"found {len(text)} characters, expected at most {LONGEST}")
         try:
-            tree = parse_one(text, dialect="spark")
-            self.sql = self._condition(tree)
+            tokens = [token.token_type for token in tokenize(text, dialect="spark")]
+            for before, token in zip([None, *tokens], tokens, strict=False):
+                if token == TokenType.L_PAREN and before not in BEFORE_PARENTHESES:
+                    raise ValueError(f"found {text[:100]!r}, expected {SUCH_AS}")
+            self.sql = self._condition(parse_one(text, dialect="spark"))
         except (SqlglotError, RecursionError):
             raise ValueError(f"found {text[:100]!r}, expected {SUCH_AS}") from None
 

@@ -474,6 +474,28 @@ def test_who_sends_no_more_is_answered(serving: Serving) -> None:
         assert rest(connection) == b""
 
 
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 20, 45, 300])
+def test_all_that_came_before_what_breaks_off_is_answered(
+    serving: Serving, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where so many wait that reading pauses: each time that it goes on, uvloop may tell of the end anew."""
+    complete = loop.Connection.on_response_complete
+
+    def and_the_end(self: loop.Connection) -> None:
+        complete(self)
+        if self._ended:
+            self.eof_received()
+
+    monkeypatch.setattr(loop.Connection, "on_response_complete", and_the_end)
+    for broken in (b"GET /x", request(b"/p", b"Content-Length: 100", method=b"PUT", body=b"{")):
+        with serving.connected() as connection:
+            connection.sendall(request(b"/1") * count + broken)
+            connection.shutdown(socket.SHUT_WR)
+            *answers, last = bodies(rest(connection))
+        assert answers == [b"GET /1 "] * count
+        assert b"400" in last
+
+
 def test_who_works_is_told_that_the_caller_has_left(serving: Serving) -> None:
     seen = threading.Event()
 
@@ -568,7 +590,11 @@ def test_what_is_no_http(serving: Serving, sent: bytes) -> None:
         (request(b"/").replace(b"1.1", b"0.9"), 505),
         (request(PATH).replace(b"1.1", b"2.0"), 505),
         (b"GET /\r\n\r\n", 505),
-        (request(b"/").replace(b"1.1", b"1.2"), 400),
+        (request(b"/").replace(b"1.1", b"1.2"), 505),
+        (request(PATH).replace(b"1.1", b"3.0"), 505),
+        (request(b"/").replace(b"1.1", b"1.x"), 400),
+        (request(b"/", b"Transfer-Encoding: gzip, chunked", method=b"PUT", body=b"0\r\n\r\n"), 501),
+        (request(b"/", b"Transfer-Encoding: identity", method=b"PUT"), 501),
         (request(b"/", b"Expect: 999-x"), 417),
         (request(PATH, b"Expect: 999-x"), 417),
         (request(PATH, *(b"X%d: k" % n for n in range(101))), 431),

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 
@@ -16,7 +19,7 @@ from flask.testing import FlaskClient
 from api import create_app, sql_process
 from statehouse.config import Config
 from statehouse.tables import table
-from tests.test_api_lake import MOMENT_TEXT, Sales, State, configured
+from tests.test_api_lake import MOMENT_TEXT, Sales, State, configured, eventually
 from tests.test_api_reads import problem
 
 SECRET = "for nobody's eyes"
@@ -169,6 +172,13 @@ def test_every_type_is_an_answer_in_every_format(client: FlaskClient, expression
         "SELECT * FROM tasks",
         "SELECT getenv('HOME')",
         "SELECT current_setting('nothing')",
+        "SELECT current_setting('allowed_paths') FROM state.last",
+        "SELECT * FROM pg_catalog.pg_settings",
+        "SELECT sql FROM duckdb_views, state.last",
+        "SELECT * FROM information_schema.tables",
+        'SELECT v.* FROM "state.last@" v, (SELECT 1 FROM state.last LIMIT 1)',
+        "SELECT * FROM memory.state.last",
+        "WITH a AS (SELECT 1) SELECT * FROM b",
     ],
 )
 def test_what_it_cannot_get_at(client: FlaskClient, config: Config, sql: str) -> None:
@@ -197,6 +207,90 @@ def test_one_that_takes_too_long_or_too_much_is_ended_and_the_next_is_answered(c
     finally:
         app.extensions["statehouse"].stop()
     assert process._process is None
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT len([range(1000000) FOR x IN range(1000)])",
+        "SELECT len(range(300000000))",
+        "SELECT repeat('x', 1500000000)",
+        "SELECT lpad('x', 1500000000, 'y')",
+        "SELECT count(*) FROM (SELECT repeat('x', 1000000) AS t FROM range(3000)) WHERE t > 'a' GROUP BY t || 'b'",
+    ],
+)
+def test_memory_is_bounded_whatever_takes_it(client: FlaskClient, sql: str) -> None:
+    """DuckDB counts what it sorts and groups by, and no lists and texts."""
+    process = client.application.extensions["statehouse"].sql
+    asked(client, "SELECT 1")
+    pid, most, done = process._process.pid, 0, threading.Event()
+
+    def look() -> None:
+        nonlocal most
+        while not done.wait(0.02):
+            with suppress(OSError, StopIteration):
+                lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+                most = max(most, int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) >> 10)
+
+    looks = threading.Thread(target=look)
+    looks.start()
+    response = client.post("/sql", json={"sql": sql})
+    done.set()
+    looks.join()
+    assert response.status_code == 200 or "more memory" in problem(response, 400, "bad-sql")["detail"]
+    assert 0 < most < 2000, "MiB"
+    assert asked(client, "SELECT 1 AS one")["rows"] == [{"one": 1}]
+
+
+def test_names_count_where_each_row_has_them(client: FlaskClient) -> None:
+    name = "x" * 15_000
+    wide = f'SELECT {", ".join(["t.*"] * 20)} FROM (SELECT 1::TINYINT AS "{name}" FROM range(2000)) t'
+    for kind in ("application/json", "application/x-ndjson"):
+        answer = client.post("/sql", json={"sql": wide, "limit": 2000}, headers={"Accept": kind})
+        assert len(answer.data) < 9_000_000 and answer.status_code == (200 if kind == "application/json" else 413)
+    same = asked(client, "SELECT " + ", ".join(["1 AS a"] * 2000))  # each has a name of its own, at once
+    assert list(same["rows"][0])[:3] == ["a", "a_2", "a_3"] and len(same["rows"][0]) == 2000
+    assert list(asked(client, "SELECT 1 AS a, 2 AS a, 3 AS a_2, 4 AS a")["rows"][0]) == ["a", "a_2", "a_2_2", "a_3"]
+
+
+def test_what_cannot_be_written_is_said_and_the_process_stays(client: FlaskClient) -> None:
+    process = client.application.extensions["statehouse"].sql
+    asked(client, "SELECT 1")
+    before = process._process.pid
+    for sql in ("SELECT MAP {[1]: 2} AS v", "SELECT '1'::VARIANT AS v"):
+        for kind in ("application/json", "application/x-ndjson", "text/csv"):
+            detail = problem(client.post("/sql", json={"sql": sql}, headers={"Accept": kind}), 400, "bad-sql")["detail"]
+            assert "memory" not in detail
+    assert process._process.pid == before
+
+
+def test_it_ends_with_the_service(config: Config, tmp_path: Path) -> None:
+    """Also where others wait for their turn, and where nobody can tell it to."""
+    app = create_app(config)
+    process = app.extensions["statehouse"].sql
+    endless = {"sql": "SELECT count(*) FROM range(1000000000000) a(i) WHERE i % 7 = 3"}
+    threads = [threading.Thread(target=app.test_client().post, args=("/sql",), kwargs={"json": endless}) for _ in "abc"]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: process._process)
+    app.extensions["statehouse"].stop()
+    for thread in threads:
+        thread.join()
+    assert process._process is None
+    program = """
+import os, sys, threading
+from api.deadline import Deadline
+from api.sql import SqlProcess
+from api.sql_process import Statement
+process = SqlProcess()
+print(process._running().pid, flush=True)
+process.ask(Statement("SELECT count(*) FROM range(1000000000000) a(i) WHERE i % 7 = 3", {}, 1, 1000), Deadline(600, lambda: False))
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as killed:
+        child = int(killed.stdout.readline())
+        time.sleep(1)
+        killed.kill()
+    eventually(lambda: not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2])
 
 
 def test_statements_wait_for_each_other_and_a_version_stays(client: FlaskClient, config: Config) -> None:

@@ -138,6 +138,10 @@ def test_the_file_is_read_again_when_it_changes(
         assert tokens.find("secret-secret") is None
         assert [r.levelno for r in caplog.records] == [logging.ERROR], "said once"
         assert "secret-secret" not in caplog.text and "tokens.yaml" in caplog.text
+    os.mkfifo(file)  # to open it would be to wait for who writes
+    caplog.clear()
+    assert tokens.find("new-new-new").name == "new" and "found no regular file" in caplog.text
+    file.unlink()
     with monkeypatch.context() as patched:
         patched.setattr("api.tokens.read_yaml", lambda *_, **__: 1 / 0)
         caplog.clear()

@@ -224,6 +224,9 @@ def test_over_http(client: FlaskClient) -> None:
         ("value >", "expected comparisons"),
         ("", "expected comparisons"),
         ("(" * 1500 + "1", "expected comparisons"),
+        ("STRUCT(" * 285, "expected comparisons"),  # which a parser takes 2 ** 285 steps for
+        ("MAP(" * 20 + "1", "expected comparisons"),
+        ("value = 1 AND STRUCT(" * 90, "expected comparisons"),
         ("value = " + "1" * 39, "at most 38 digits"),
         ("value = 1 or " * 300, "characters"),
         ("x.value = 1", "expected comparisons"),

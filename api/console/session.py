@@ -5,22 +5,22 @@ from __future__ import annotations
 from flask import current_app, redirect, render_template, request
 from werkzeug.wrappers import Response as Answer
 
-from api.console.screens import console
+from api.console.screens import console, page_of
 from api.gate import COOKIE, Gate
 
 DAYS = 30
 
 
 @console.post("/console/session")
-def sign_in() -> Answer | tuple[str, int]:
+def sign_in() -> Answer:
     """Keep a token that is known; then go on to where one came from."""
     if not _same_origin():
-        return _form("this form was sent by another site"), 403
+        return _form("this form was sent by another site", 403)
     token, gate = request.form.get("token", ""), _gate()
     if gate.wait(("address", request.remote_addr)):
-        return _form("too many requests: try again in a second"), 429
+        return _form("too many requests: try again in a second", 429)
     if gate.holder(token) is None:
-        return _form("this token is not known"), 401
+        return _form("this token is not known", 401)
     response = redirect(_within(request.form.get("next", "")), 303)
     response.set_cookie(COOKIE, token, DAYS * 86_400, httponly=True, samesite="Strict", secure=request.is_secure)
     return response
@@ -35,9 +35,10 @@ def sign_out() -> Answer:
     return response
 
 
-def _form(wrong: str) -> str:
+def _form(wrong: str, status: int) -> Answer:
     problem = {"status": 401, "title": "Sign in", "detail": wrong}
-    return render_template("problem.html", problem=problem, target=_within(request.form.get("next", "")))
+    target = _within(request.form.get("next", ""))
+    return page_of(render_template("problem.html", problem=problem, target=target), status)
 
 
 def _gate() -> Gate:
