@@ -1,4 +1,4 @@
-"""``/docs``: ``/openapi.json`` as a page for people. Nothing in it is loaded from elsewhere."""
+"""``/docs``: ``/openapi.json`` as a page for people."""
 
 from __future__ import annotations
 
@@ -9,93 +9,25 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
-from flask import Blueprint, current_app, render_template_string, request
+from flask import Blueprint, Response, current_app, render_template, request
 
 from api import exact
+from api.console.screens import page_of
 from api.declared import JSON, Answer, declared
 from api.openapi import document
 
 docs = Blueprint("docs", __name__)
 
-STYLE = """\
-  :root { color-scheme: light dark; --line: #8884; --soft: #8881; }
-  body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 3rem auto; padding: 0 1.5rem; }
-  h1 { font-weight: 600; margin-bottom: 0; }
-  h2 { font-size: 1.1rem; margin-top: 2.5rem; }
-  h3 { font-size: 1rem; margin: 1.2rem 0 .3rem; }
-  details { border-bottom: 1px solid var(--line); padding: .35rem 0; }
-  details > div { padding: 0 0 1rem 1.2rem; }
-  summary { cursor: pointer; }
-  summary b { display: inline-block; min-width: 4.5rem; font: 600 .85em ui-monospace, monospace; }
-  summary span { opacity: .75; }
-  .wide { overflow-x: auto; }
-  table { border-collapse: collapse; width: 100%; }
-  th, td { text-align: left; vertical-align: top; padding: .35rem .8rem .35rem 0; border-bottom: 1px solid var(--line); }
-  td code { overflow-wrap: anywhere; }
-  pre { background: var(--soft); padding: 1rem; border-radius: .4rem; overflow-x: auto; }
-  code { font-size: .9em; }
-"""
-
-TEMPLATE = """\
-<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>statehouse: the API</title>
-<style>
-{{ style|safe }}</style>
-<h1>The API</h1>
-<p>The same for programs: <a href="{{ base }}/openapi.json">openapi.json</a>. Back to <a href="{{ base }}/">the stores</a>.
-Every error is a problem document (RFC 9457){% if tokens %}; every request but those for health needs a token{% endif %}.</p>
-{%- for name, routes in groups.items() %}
-<h2>{{ name }}</h2>
-{%- for r in routes %}
-<details id="{{ r.id }}">
-<summary><b>{{ r.method }}</b> <code>{{ r.path }}</code> <span>{{ r.summary }}</span></summary>
-<div>
-{%- if r.about %}
-<p>{{ r.about }}</p>
-{%- endif %}
-{%- if r.parameters %}
-<div class="wide"><table>
-<tr><th>parameter<th>in<th>is<th>schema</tr>
-{%- for p in r.parameters %}
-<tr><td><code>{{ p.name }}</code><td>{{ p.in }}<td>{{ p.description }}<td><code>{{ p.schema }}</code></tr>
-{%- endfor %}
-</table></div>
-{%- endif %}
-{%- if r.body %}
-<h3>Body: {{ r.body.about }}, {{ r.body.mimetype }}</h3>
-<pre><code>{{ r.body.schema }}</code></pre>
-{%- endif %}
-<pre><code>{{ r.curl }}</code></pre>
-<div class="wide"><table>
-<tr><th>answer<th>is</tr>
-{%- for a in r.answers %}
-<tr><td>{{ a.status }}<td>{{ a.description }}
-{%- if a.schema %}
-<details><summary>{{ a.kinds }}</summary><pre><code>{{ a.schema }}</code></pre></details>
-{%- endif %}</tr>
-{%- endfor %}
-</table></div>
-</div>
-</details>
-{%- endfor %}
-{%- endfor %}
-</html>
-"""
-
 
 @docs.get("/docs")
 @declared(answers={200: Answer("the page", {"text/html": {}})}, closed=False)
-def page() -> str:
+def page() -> Response:
     """The API as a page for people: every route with its parameters, its schemas and an example."""
     made = json.loads(exact.dumps(document(current_app, request.script_root)))
     groups: dict[str, list[dict[str, Any]]] = {}
     for route in _routes(made, request.url_root.rstrip("/")):
         groups.setdefault(route["group"], []).append(route)
-    tokens = "security" in made
-    return render_template_string(TEMPLATE, groups=groups, base=request.script_root, style=STYLE, tokens=tokens)
+    return page_of(render_template("api.html", groups=groups, tokens="security" in made))
 
 
 def _routes(made: Mapping[str, Any], url: str) -> Iterator[dict[str, Any]]:

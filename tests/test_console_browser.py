@@ -49,6 +49,7 @@ SCREENS = (
     "/sql?q=SELECT+value,+count(*)+AS+keys+FROM+state.status+GROUP+BY+ALL",
     "/sql?q=DROP+TABLE+x",
     "/stores/nix/keys",
+    "/docs",
 )
 SECONDS = 60_000  # milliseconds that a page may take on a machine that has much else to do
 
