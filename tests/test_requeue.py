@@ -138,6 +138,7 @@ def test_each_counts_once_whatever_ends_in_between(house, example, monkeypatch):
     assert requeue(house.config, house.stream).sent == 1
 
 
+@pytest.mark.slow
 def test_a_reason_is_chosen_by_its_text_or_its_kind(house, capsys):
     for number, weird in enumerate(["x", "y", [1]]):
         house.put({"key": "a", "n": 1, "weird": weird}, BEGINNING + number, "a")
@@ -174,6 +175,7 @@ def test_what_is_wrong_with_a_request_is_said(house):
         assert answer.status_code == 400 and found in answer.get_json()["detail"]
 
 
+@pytest.mark.slow
 def test_two_at_a_time(house):
     """The one that began first has sent nothing, and says so."""
     house.put({"key": "a", "n": 1, "weird": "x"}, BEGINNING, "a")
