@@ -66,7 +66,9 @@ SENT = answers.record(
 @declared(
     body=Body('which: {"reason": "not JSON: found …"}, or {"records": ["0:17"]}', JSON, _wanted),
     answers={202: Answer("Kafka has acknowledged them", {JSON: SENT})},
-    problems={503: "Kafka is away, or another one sends refused records of the stream again; then none was sent"},
+    problems={
+        503: "Kafka is away, or another one sends refused records of the stream again; asked once more, none is sent twice"
+    },
 )
 def post_requeue(stream: str) -> Response:
     """Send refused records to their topic again, once each: how many were ``sent``, how many were sent ``before``, whether there are

@@ -53,7 +53,7 @@ def requeue(
     config: Config, stream: Stream, reason: str | None = None, places: Container[Place] | None = None, most: int = MOST
 ) -> Requeued:
     """Send refused records of a stream again: those of a reason (or of one of its :func:`kind_of`), those at some places, or all; at
-    most so many at once. Raises KafkaUnavailable, and then none was sent."""
+    most so many at once. Raises KafkaUnavailable: then some may have been sent, which are not sent twice when one asks again."""
 
     def wanted() -> Iterator[dict[str, Any]]:
         for row in _refused(config, stream):
