@@ -20,7 +20,7 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 from bench.live import started
-from bench.reads import CONFIG, LUA, OURS, ready, write, wrk
+from bench.reads import ready, write, wrk
 
 PAGES = (
     "/",
@@ -67,8 +67,6 @@ def main(keys: int = 1_000_000) -> None:
     """Print a line for each figure."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "statehouse.yaml").write_text(CONFIG)
-        (folder / "keys.lua").write_text(LUA % (OURS, keys - 1))
         write(folder, keys)
         began = time.monotonic()
         with started(folder, "serve", "--port", "0") as api:

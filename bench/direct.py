@@ -48,7 +48,6 @@ def read(folder: Path, reads: int, extension: bool) -> None:
 def main(reads: int = 3000) -> None:
     """Both, one after the other."""
     with tempfile.TemporaryDirectory() as name:
-        (Path(name) / "statehouse.yaml").write_text(bench.reads.CONFIG)
         bench.reads.write(Path(name), KEYS)
         for extension in (True, False):
             process = multiprocessing.get_context("spawn").Process(target=read, args=(Path(name), reads, extension))

@@ -44,7 +44,9 @@ request = function() return wrk.format("GET", "%skey-" .. math.random(0, %d)) en
 
 
 def write(folder: Path, keys: int) -> None:
-    """A state table as a merge leaves it."""
+    """A state table as a merge leaves it, its configuration, and what wrk asks of it."""
+    (folder / "statehouse.yaml").write_text(CONFIG)
+    (folder / "keys.lua").write_text(LUA % (OURS, keys - 1))
     config = load(folder / "statehouse.yaml", {})
     rule = Rule(config.stores["total"], ("STRING",), "BIGINT")
     rows = (
@@ -121,8 +123,6 @@ def main(keys: int = 1_000_000) -> None:
     """Print a line for each figure."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "statehouse.yaml").write_text(CONFIG)
-        (folder / "keys.lua").write_text(LUA % (OURS, keys - 1))
         write(folder, keys)
         print(f"{keys} keys")
         for replica, workers in (("memory", 1), ("memory", 2), ("disk", 1), ("disk", 1), ("disk", 2)):

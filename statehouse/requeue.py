@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from statehouse import kafka
@@ -91,12 +91,7 @@ def _refused(config: Config, stream: Stream) -> Iterator[dict[str, Any]]:
     """The rows of a stream's quarantine, but for what a route could not send."""
     delta = opened(table(config, "quarantine", stream.name))
     for batch in batches(delta, f"SELECT {COLUMNS} FROM found WHERE reason NOT LIKE 'route %: %'") if delta else ():
-        yield from _rows(batch)
-
-
-def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    for index in range(batch.num_rows):
-        yield {name: column[index].as_py() for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+        yield from batch.to_pylist()
 
 
 def _come_back(config: Config, stream: Stream) -> set[Place]:
@@ -170,7 +165,8 @@ class _Sender:
         except KafkaException as error:
             reason = error.args[0]
             if reason.txn_requires_abort():
-                self._client.abort_transaction(SECONDS)
+                with suppress(KafkaException):  # it ends by itself, or with the next sender
+                    self._client.abort_transaction(SECONDS)
             fenced = reason.code() in (
                 KafkaError._FENCED,
                 KafkaError.PRODUCER_FENCED,

@@ -22,16 +22,18 @@ def moment(text: str | None) -> Markup:
     """A time as ISO 8601 in UTC: the page shows it in the reader's zone, where it has JavaScript."""
     if not text:
         return Markup('<span class="none">none</span>')
-    shown = text.replace("T", " ").replace("Z", "").partition(".")[0]
-    return Markup('<time datetime="{0}" title="{0}">{1} UTC</time>').format(text, shown)
+    return Markup('<time datetime="{0}" title="{0}">{1}</time>').format(text, _utc(text))
 
 
 def age(text: str | None) -> Markup:
     """How long ago a time was; the page lets it tick."""
     if not text:
         return Markup('<span class="none">never</span>')
-    shown = text.replace("T", " ").replace("Z", "").partition(".")[0]
-    return Markup('<time class="age" datetime="{0}" title="{0}">{1} UTC</time>').format(text, shown)
+    return Markup('<time class="age" datetime="{0}" title="{0}">{1}</time>').format(text, _utc(text))
+
+
+def _utc(text: str) -> str:
+    return text.replace("T", " ").replace("Z", "").partition(".")[0] + " UTC"
 
 
 def value(found: Any, long: int = LONG) -> Markup:

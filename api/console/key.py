@@ -156,7 +156,7 @@ def _values(
 
 def _since(history: Mapping[str, Any], values: list[Any] | None, at: str | None) -> str | None:
     """Since when the value is so: the time of the event that made it. None where the page's events do not tell."""
-    if values is None or (at is None and len(values) < len(history["events"])):
+    if values is None:
         return None
     told = list(zip(history["events"][::-1], values, strict=True))
     if at:
