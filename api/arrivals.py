@@ -18,6 +18,7 @@ from api.duck import quoted, selected
 from api.fold import GUARD
 from api.lookup import Lookups
 from api.prepared import Bag, Prepared
+from statehouse.alike import check_stream, nulled
 from statehouse.config import Store, Stream
 from statehouse.fold import Rule, in_years
 from statehouse.headers import OP_HEADER, REPORT, STORE_HEADER
@@ -90,7 +91,7 @@ class Parser:
     """Of one stream, for a cursor of its own; ``rules`` are those of its ``stores`` whose types are known.
     ``more``: further columns of the rows, by name, in DuckDB's words.
 
-    Raises sqlglot's errors where the stream's time has no words in DuckDB.
+    Raises sqlglot's errors where the stream's time, or what it is looked up by, has no words in DuckDB, or others.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Parser:
         stores: Sequence[Store],
         more: Mapping[str, str] | None = None,
     ) -> None:
+        check_stream(stream)
         self._decoder = decoder_for(stream, stores, rules)
         columns = {c.name: c.type for c in stream.columns} | PLACED | dict.fromkeys(SAID, "STRING")
         self._events, self._lookups = Bag(db, "_decoded", columns), Lookups(db, stream)
@@ -120,8 +122,8 @@ class Parser:
 
 
 def _query(stream: Stream, events: str, lookups: Lookups) -> str:
-    names = [quoted(c.name) for c in stream.known]
-    event_time = to_duckdb(f"CAST({stream.time} AS TIMESTAMP)") if stream.time else "NULL"
+    names, columns = [quoted(c.name) for c in stream.known], {c.name: c.type for c in stream.columns}
+    event_time = to_duckdb(f"CAST({nulled(stream.time, columns)} AS TIMESTAMP)") if stream.time else "NULL"
     payload = "_text" if stream.keep_payload else "CAST(NULL AS VARCHAR)"
     return f"""
 SELECT {", ".join(names)}, _topic, _partition, _offset, coalesce(_time, _timestamp) AS _event_time, _log_time,

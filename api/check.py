@@ -1,20 +1,24 @@
-"""Whether DuckDB can compute a store's expressions too: transpiled by sqlglot, bound by DuckDB itself.
+"""Whether DuckDB gives what Spark gives: of each expression it is known (:mod:`statehouse.alike`), and DuckDB itself binds what sqlglot
+makes of it.
 
-What it cannot is no error: such a store is served at the MERGE's freshness.
+What it does not is no error: such a store is served at the MERGE's freshness, and events of such a stream, or of one with such a
+lookup, are shown when the changelog has them.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Mapping
 
 import duckdb
 import pyarrow as pa
 import sqlglot
 
+from api import duck
 from api.duck import quoted
 from api.fold import Fold
-from statehouse.config import Config, Store, Stream
+from statehouse.alike import difference, store_expressions, stream_expressions
+from statehouse.config import Config, Stream
 from statehouse.fold import Rule
 from statehouse.tables import changelog_columns
 from statehouse.transpile import duckdb_type, to_duckdb
@@ -26,15 +30,24 @@ def check(config: Config, rules: dict[str, Rule]) -> list[tuple[tuple, str]]:
     found: list[tuple[tuple, str]] = []
     # sqlglot also prints what it raises.
     logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
-    with duckdb.connect() as connection:
+    with duck.connect() as connection:
         for stream in config.streams.values():
             try:
                 connection.execute(f"CREATE OR REPLACE TABLE events ({_columns(stream)})")
             except (sqlglot.errors.SqlglotError, duckdb.Error) as error:
                 found.append((("streams", stream.name, "schema"), _reason(error)))
                 continue
+            payload = {column.name: column.type for column in stream.columns}
+            for place, expression in stream_expressions(stream):
+                if reason := _wrong(connection, expression, payload):
+                    found.append((place, reason))
+            columns = changelog_columns(stream)
             for store in config.stores_of(stream.name):
-                wrong = list(_store(connection, store))
+                wrong = [
+                    (("stores", store.name, *place), reason)
+                    for place, expression in store_expressions(store)
+                    if (reason := _wrong(connection, expression, columns))
+                ]
                 found += wrong or _fold(connection, rules.get(store.name))
     return found
 
@@ -55,24 +68,14 @@ def _columns(stream: Stream) -> str:
     return ", ".join(f"{quoted(n)} {duckdb_type(t)}" for n, t in changelog_columns(stream).items())
 
 
-def _expressions(store: Store) -> Iterator[tuple[tuple, str]]:
-    for index, key in enumerate(store.keys):
-        yield ("key", index) if store.composite else ("key",), key.expression
-    if store.agent:
-        yield ("agent",), store.agent
-    if store.value:
-        yield ("value",), store.value
-    if store.where:
-        yield ("where",), f"CASE WHEN {store.where} THEN 1 END"
-
-
-def _store(connection: duckdb.DuckDBPyConnection, store: Store) -> Iterator[tuple[tuple, str]]:
-    for place, expression in _expressions(store):
-        try:
-            connection.execute(f"PREPARE probe AS SELECT {to_duckdb(expression)} FROM events")
-            connection.execute("DEALLOCATE probe")
-        except (sqlglot.errors.SqlglotError, duckdb.Error) as error:
-            yield ("stores", store.name, *place), _reason(error)
+def _wrong(connection: duckdb.DuckDBPyConnection, expression: str, columns: Mapping[str, str]) -> str | None:
+    """Why DuckDB does not give what Spark gives; None: it does."""
+    try:
+        connection.execute(f"PREPARE probe AS SELECT {to_duckdb(expression)} FROM events")
+        connection.execute("DEALLOCATE probe")
+    except (sqlglot.errors.SqlglotError, duckdb.Error) as error:
+        return _reason(error)
+    return difference(expression, columns)
 
 
 def _reason(error: Exception) -> str:

@@ -10,6 +10,7 @@ import duckdb
 
 from statehouse.errors import StatehouseError
 from statehouse.places import S3, duckdb_secret, remote, scheme
+from statehouse.transpile import CASES
 
 # Of one batch as Arrow: DuckDB makes room for so many rows of every column, a million if it is not told. That is never used, but
 # each time it is asked for and given back it tears the heap, which had grown to gigabytes, and the process with it.
@@ -43,6 +44,8 @@ def connect(
         )
     connection = duckdb.connect(config={"threads": threads} if threads else {})
     connection.execute("SET GLOBAL TimeZone = 'UTC'")  # of every cursor
+    for name, function in CASES.items():
+        connection.create_function(name, function, ["VARCHAR"], "VARCHAR")
     _load(connection, "delta")
     if scheme(root or "") in S3:
         _load(connection, "httpfs")

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -34,9 +35,11 @@ from api.overlay import Key, keys_of
 from api.prepared import Bag
 from api.problems import Problem
 from api.snapshot import Row, Snapshot, casts, load, of_table
+from statehouse.alike import difference, given, store_expressions
 from statehouse.config import Config, Store, Stream
 from statehouse.fold import Rule, gained
 from statehouse.fold import quoted as spark_quoted
+from statehouse.requeue import KIND
 from statehouse.tables import LOADED, TASK_COLUMNS, changelog_columns, offsets_at, opened, table, tasks_table
 from statehouse.transpile import to_duckdb
 from statehouse.values import parse_expression
@@ -44,6 +47,7 @@ from statehouse.values import parse_expression
 SCANS = 100  # of one connection: a question of the past leaves 0.05 MiB behind, and a new connection takes 0.1 s
 FILES = 64  # of a changelog that are read at once
 VERSIONS, MOST = 10_000, 1_000_000  # of the changelog that are read to tell what changed: some seconds
+CHANGES = ("added", "gone", "changed")  # what a key can have done between two versions
 WAITING = 32  # requests that wait for their turn
 T = TypeVar("T")
 Question = Callable[[duckdb.DuckDBPyConnection], T]
@@ -174,12 +178,16 @@ class Lake:
         found = self._tables.ask(read)
         return found.get(key), found.position
 
-    def quarantine(self, stream: str, before: tuple[int, int] | None, limit: int) -> Page:
-        """What was refused of a stream, newest first by partition and offset, and what it came back as where it was sent again."""
+    def quarantine(self, stream: str, before: tuple[int, int] | None, reason: str | None, limit: int) -> Page:
+        """What was refused of a stream (for a reason, or one of a kind), newest first by partition and offset, and what it came back as
+        where it was sent again."""
         path, again = (table(self.config, kind, stream) for kind in ("quarantine", "requeued"))
         if (delta := opened(path)) is None:
             return Page([], False)
         bound = "TRUE" if before is None else f'(partition, "offset") < ({int(before[0])}, {int(before[1])})'
+        given = [] if reason is None else [reason]
+        if given:
+            bound += f" AND ? IN (reason, {KIND})"
 
         def read(db: duckdb.DuckDBPyConnection) -> pa.Table:
             refused, requeued = pin(db, path, delta.version(), "_quarantine"), "(SELECT NULL)"
@@ -192,7 +200,8 @@ class Lake:
                 f"""SELECT topic, partition, "offset", CAST(timestamp AS TIMESTAMP) AS timestamp, key, payload, payload_bytes,
                     reason, CAST(log_time AS TIMESTAMP) AS log_time, CAST({requeued} AS VARCHAR) AS requeued
                 FROM (FROM {refused} WHERE {bound} ORDER BY partition DESC, "offset" DESC LIMIT {int(limit) + 1}) q
-                ORDER BY partition DESC, "offset" DESC"""
+                ORDER BY partition DESC, "offset" DESC""",
+                given,
             ).to_arrow_table(ROWS)
             unpin(db, "_quarantine")
             unpin(db, "_requeued")
@@ -232,22 +241,23 @@ class Lake:
 
         return self._page(self._tables.ask(read), limit)
 
-    def diff(self, snapshot: Snapshot, old: int, new: int, limit: int) -> Page:
+    def diff(self, snapshot: Snapshot, old: int, new: int, limit: int) -> tuple[Page, dict[str, int]]:
         """The keys (and windows) of which two versions of a state's table have another value, each with both (``before`` and
-        ``after``) and which of the two have it (``change``); in the order of the key. Raises what DuckDB and deltalake raise where a
-        version is gone."""
+        ``after``) and which of the two have it (``change``); in the order of the key. And how many of all were ``added``, are ``gone``
+        and have ``changed``. Raises what DuckDB and deltalake raise where a version is gone."""
         rule = snapshot.rule
         assert rule is not None
         path = table(self.config, "state", rule.store.name)
         keys = {name: snapshot.types[name] for name in rule.keys}
         names = ", ".join(map(quoted, keys))
         packed = ", ".join(f"{quoted(name)} := {quoted(name)}" for name in keys)
+        counts = ", ".join(f"count(*) FILTER (change = '{change}') OVER () AS {change}" for change in CHANGES)
         query = f"""WITH before AS (SELECT {casts({**keys, "value": snapshot.types["value"]})}, TRUE AS _here FROM {{old}}),
-            after AS (SELECT {casts({**keys, "value": snapshot.types["value"]})}, TRUE AS _here FROM {{new}})
-            SELECT struct_pack({packed}) AS key, CASE WHEN before._here IS NULL THEN 'added' WHEN after._here IS NULL THEN 'gone' ELSE 'changed' END AS change,
+            after AS (SELECT {casts({**keys, "value": snapshot.types["value"]})}, TRUE AS _here FROM {{new}}),
+            differing AS (SELECT struct_pack({packed}) AS key, CASE WHEN before._here IS NULL THEN 'added' WHEN after._here IS NULL THEN 'gone' ELSE 'changed' END AS change,
                 before.value AS before, after.value AS after
-            FROM before FULL JOIN after USING ({names}) WHERE before._here IS NULL OR after._here IS NULL OR before.value IS DISTINCT FROM after.value
-            ORDER BY {names} LIMIT {int(limit) + 1}"""
+            FROM before FULL JOIN after USING ({names}) WHERE before._here IS NULL OR after._here IS NULL OR before.value IS DISTINCT FROM after.value)
+            SELECT *, {counts} FROM differing ORDER BY key LIMIT {int(limit) + 1}"""
 
         def read(db: duckdb.DuckDBPyConnection) -> pa.Table:
             try:
@@ -257,7 +267,9 @@ class Lake:
                 unpin(db, "_old")
                 unpin(db, "_new")
 
-        return self._page(self._tables.ask(read), limit)
+        found = self._tables.ask(read)
+        totals = {change: found[change][0].as_py() if found.num_rows else 0 for change in CHANGES}
+        return self._page(found.drop_columns(list(CHANGES)), limit), totals
 
     def _page(self, found: pa.Table, limit: int) -> Page:
         """The first rows of a table, at most so many, and as many as an answer has room for."""
@@ -277,6 +289,7 @@ class Lake:
             raise _gone(
                 f"found {head - start:,} versions of the changelog since {start}, expected at most {VERSIONS:,}"
             )
+        rule = replace(rule, nulled=given(rule.store, changelog_columns(self.config.streams[rule.store.stream])))
         stream, types = self.config.streams[rule.store.stream], [snapshot.types[k] for k in rule.keys]
         columns = ", ".join(f"{quoted(k)} {t}" for k, t in zip(rule.keys, types, strict=True))
 
@@ -305,6 +318,11 @@ class Lake:
         of those that are pending on top of it, which are ``_provisional``. Where the files of that version are gone, since it was compacted
         and vacuumed, the newest one is asked, with what is pending after that."""
         stream = self.config.streams[rule.store.stream]
+        columns = changelog_columns(stream)
+        if reason := next((r for _, e in store_expressions(rule.store) if (r := difference(e, columns))), None):
+            advice = f"ask for a version of its table, or Spark: {reason}"
+            raise Problem(501, "not-computed", f"the events of {rule.store.name} cannot be told apart here; {advice}")
+        rule = replace(rule, nulled=given(rule.store, columns))
         changelog = table(self.config, "changelog", stream.name)
         position, pending, offsets = snapshot.pending_of(key)
 

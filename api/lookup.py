@@ -17,8 +17,10 @@ from api.delta import pin
 from api.duck import literal, quoted
 from api.fold import GUARD
 from api.prepared import Bag
+from statehouse.alike import nulled
 from statehouse.config import Lookup, Stream
-from statehouse.fold import within_years
+from statehouse.fold import quoted as spark_quoted
+from statehouse.fold import text_as, within_years
 from statehouse.tables import opened
 from statehouse.transpile import duckdb_type, to_duckdb
 
@@ -32,6 +34,7 @@ class Lookups:
 
     def __init__(self, db: duckdb.DuckDBPyConnection, stream: Stream) -> None:
         self._bags = [(lookup, Bag(db, _name(lookup), _columns(lookup))) for lookup in stream.lookups]
+        self._columns = {column.name: column.type for column in stream.columns}
         self._stamps: dict[str, Any] = {}
         self._due = 0.0
         self.refresh()
@@ -56,7 +59,8 @@ class Lookups:
         """A relation with a column more for each lookup; without the events whose key more than one row has."""
         for lookup, _ in self._bags:
             keys = (
-                f"_key{i} = CASE WHEN _op = 'report' THEN {_by(by)} END" for i, (_, by) in enumerate(lookup.matches)
+                f"_key{i} = CASE WHEN _op = 'report' THEN {GUARD.format(to_duckdb(nulled(by, self._columns)))} END"
+                for i, (_, by) in enumerate(lookup.matches)
             )
             names = ", ".join([*(f"_key{i}" for i in range(len(lookup.key))), ROWS])
             events = f"""(SELECT * EXCLUDE ({names}) FROM {events} LEFT JOIN {quoted(_name(lookup))} ON {" AND ".join(keys)}
@@ -69,8 +73,9 @@ def table_of(lookup: Lookup) -> pa.Table:
     with closing(duckdb.connect()) as db:
         db.execute("SET TimeZone = 'UTC'")
         relation = _relation(db, lookup.table)
-        names = {row[0].strip().lower(): row[0] for row in db.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()}
-        cells = {c.name: _cell(names[c.name.lower()], c.type) for c in lookup.columns}
+        described = db.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()
+        found = {name.strip().lower(): (name, kind) for name, kind, *_ in described}
+        cells = {c.name: _cell(*found[c.name.lower()], c.type) for c in lookup.columns}
         row = ", ".join(f"{quoted(name)} := {cell}" for name, cell in cells.items())
         keys = {f"_key{i}": cells[column.name] for i, (column, _) in enumerate(lookup.matches)}
         named = ", ".join(f"{cell} AS {name}" for name, cell in keys.items())
@@ -80,8 +85,10 @@ def table_of(lookup: Lookup) -> pa.Table:
         ).to_arrow_table()
 
 
-def _cell(name: str, kind: str) -> str:
+def _cell(name: str, given: str, kind: str) -> str:
     """A column as one of a type; null where it is none, and where it is a time outside the years 1 to 9999."""
+    if given == "VARCHAR" and kind.upper() != "STRING":
+        return GUARD.format(to_duckdb(within_years(text_as(f"trim({spark_quoted(name)})", kind), kind)))
     return to_duckdb(within_years("_cell", kind)).replace("_cell", f"TRY_CAST({quoted(name)} AS {duckdb_type(kind)})")
 
 
@@ -109,7 +116,3 @@ def _name(lookup: Lookup) -> str:
 def _columns(lookup: Lookup) -> dict[str, str]:
     keys = {f"_key{i}": column.type for i, (column, _) in enumerate(lookup.matches)}
     return {**keys, lookup.name: lookup.column.type, ROWS: "BIGINT"}
-
-
-def _by(expression: str) -> str:
-    return GUARD.format(to_duckdb(expression))

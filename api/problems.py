@@ -24,6 +24,7 @@ TITLES = {
     "unknown-table": "There is no such table",
     "unknown-stream": "There is no such stream",
     "no-reports": "The store is not over agents",
+    "not-computed": "What the store computes, only Spark does",
     "not-followed": "What changes in the store is not known",
     "unknown-position": "The changelog has no such position",
     "no-tasks": "There are no tasks",

@@ -120,6 +120,10 @@ class Replica:
             for live in self._lives.values():
                 live.start()
 
+    def ends_within(self, seconds: float) -> bool:
+        """Wait for so many seconds, or until :meth:`stop`; whether that was it."""
+        return self._stop.wait(seconds)
+
     def stop(self) -> None:
         """End the background threads; reads go on as of now."""
         self._stop.set()

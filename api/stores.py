@@ -174,6 +174,7 @@ def show_store(store: str) -> Response:
     problems={
         404: "the key is not there, or the version is not",
         409: "`after` is given, and its topic was deleted and made again",
+        501: "`at`: what the store computes of an event is not known to be the same here as in Spark",
         503: "the state cannot be read just now; too many wait with `after`; or a question of the past took longer than `max_time`, "
         "or too many wait for it",
         504: "the write of `after` is not there in time",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import duckdb
@@ -24,6 +25,7 @@ from api.fold import GUARD, Fold
 from api.lake import CHANGELOG, attach, filled
 from api.overlay import Key, Rows, Spot, keys_of
 from api.snapshot import Snapshot, casts
+from statehouse.alike import check_store, given
 from statehouse.config import Config
 from statehouse.fold import quoted as spark_quoted
 from statehouse.tables import changelog_columns, generation, opened, table
@@ -50,13 +52,16 @@ class Made(NamedTuple):
 
 
 class Tail:
-    """The fold that goes on from a snapshot. Raises sqlglot's or DuckDB's error where DuckDB has no words for the rule."""
+    """The fold that goes on from a snapshot. Raises sqlglot's or DuckDB's error where DuckDB has no words for the rule, or others."""
 
     def __init__(self, db: duckdb.DuckDBPyConnection, snapshot: Snapshot, config: Config) -> None:
         assert snapshot.rule is not None
         self.db, self.config, self.snapshot, self.rule = db.cursor(), config, snapshot, snapshot.rule
         self.types = snapshot.types
         self.stream = config.streams[self.rule.store.stream]
+        columns = changelog_columns(self.stream)
+        check_store(self.rule.store, columns)
+        self.rule = replace(self.rule, nulled=given(self.rule.store, columns))
         self.changelog = table(config, "changelog", self.stream.name)
         self.name = f"tail{next(_numbers)}"
         self.fold = Fold(self.db, self.rule, self.name)

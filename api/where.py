@@ -128,10 +128,10 @@ class Where:
         if operator == "LIKE" and self._types[name].upper() != "STRING":
             raise ValueError(f"found LIKE on {name}, expected a column that is text")
         self._bind(name, value)
-        if operator == "LIKE" and "_" in self.bound[-1]:
+        if operator == "LIKE" and re.search(r"[_\\]", self.bound[-1]):
             # DuckDB tries every way to match a pattern with '_': their number doubles with each '%'. Its regular expressions take
             # each character of a value once.
-            self.bound[-1] = "".join(ANY.get(part, re.escape(part)) for part in self.bound[-1])
+            self.bound[-1] = _pattern(self.bound[-1])
             return f"regexp_full_match({quoted(name)}, ?, 's')"
         return f"({quoted(name)} {operator} ?)"
 
@@ -162,6 +162,14 @@ class Where:
     @staticmethod
     def _wrong(node: exp.Expr) -> ValueError:
         return ValueError(f"found {node.sql('spark')[:100]}, expected {SUCH_AS}")
+
+
+def _pattern(text: str) -> str:
+    """The pattern of a LIKE as a regular expression; as in Spark a backslash is before what stands for itself."""
+    if re.search(r"(?<!\\)(\\\\)*\\([^_%\\]|$)", text):
+        raise ValueError(f"found {text[:100]!r}, expected a backslash only before %, _ and another one")
+    parts = re.findall(r"\\.|.", text, re.DOTALL)
+    return "".join(re.escape(part[1]) if len(part) == 2 else ANY.get(part, re.escape(part)) for part in parts)
 
 
 def _number(text: str, negative: bool) -> Any:

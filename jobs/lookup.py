@@ -11,13 +11,16 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StringType
 
 from jobs import parquet
 from jobs.lake import files, hadoop_path
+from statehouse.alike import nulled
 from statehouse.config import Config, Lookup, Stream
 from statehouse.errors import ConfigError, StatehouseError, first_line
-from statehouse.fold import quoted, within_years
+from statehouse.fold import quoted, text_as, within_years
 from statehouse.tables import opened
+from statehouse.values import safe
 
 log = logging.getLogger("statehouse")
 
@@ -41,7 +44,7 @@ def table_of(spark: SparkSession, lookup: Lookup) -> DataFrame:
             raise ConfigError(
                 f"{lookup.table}: found no column {missing[0]!r}, expected it among {', '.join(rows.columns)}"
             )
-        cells = [(c, f"CAST({quoted(names[c.name.lower()])} AS {c.type})") for c in lookup.columns]
+        cells = [(c, _cell(rows, names[c.name.lower()], c.type)) for c in lookup.columns]
         columns = [f"{within_years(cell, c.type)} AS {quoted(c.name)}" for c, cell in cells]
         keys = [F.col(quoted(column.name)).alias(_key(lookup, i)) for i, (column, _) in enumerate(lookup.matches)]
         found = rows.selectExpr(*columns).withColumn(lookup.name, F.struct(*(quoted(c.name) for c in lookup.columns)))
@@ -54,6 +57,13 @@ def table_of(spark: SparkSession, lookup: Lookup) -> DataFrame:
         raise
     except Exception as error:  # no such file, no such format, no such type: Spark has many words for it
         raise ConfigError(f"{lookup.table}: cannot be read: {first_line(error)}") from error
+
+
+def _cell(rows: DataFrame, name: str, kind: str) -> str:
+    """SQL: a column as one of a type; text only where both engines read it alike, else null."""
+    if isinstance(rows.schema[name].dataType, StringType) and kind.upper() != "STRING":
+        return text_as(f"trim({quoted(name)})", kind)
+    return f"CAST({quoted(name)} AS {kind})"
 
 
 def twofold(lookup: Lookup, table: DataFrame) -> str:
@@ -83,6 +93,7 @@ class Lookups:
     def __init__(self, spark: SparkSession, config: Config, stream: Stream) -> None:
         self._spark = spark
         self._lookups = config.streams[stream.name].lookups
+        self._columns = {column.name: column.type for column in stream.columns}
         self._tables = {
             lookup.name: (_stamp_or_none(spark, lookup), table_of(spark, lookup)) for lookup in self._lookups
         }
@@ -93,7 +104,7 @@ class Lookups:
         for lookup in self._lookups:
             table = F.broadcast(self._table(lookup))
             same = (
-                f"CASE WHEN _op = 'report' THEN ({guard.format(by)}) END = {quoted(_key(lookup, i))}"
+                f"CASE WHEN _op = 'report' THEN ({guard.format(safe(nulled(by, self._columns)))}) END = {quoted(_key(lookup, i))}"
                 for i, (_, by) in enumerate(lookup.matches)
             )
             keys = [_key(lookup, i) for i in range(len(lookup.key))]

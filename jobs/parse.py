@@ -15,11 +15,13 @@ from pyspark.sql import functions as F
 
 from jobs.guard import PLAIN
 from jobs.lookup import Lookups, many
+from statehouse.alike import nulled
 from statehouse.config import Stream
 from statehouse.errors import first_line
 from statehouse.fold import in_years, literal, quoted
 from statehouse.records import SAID, RecordDecoder, header_text, said_by
 from statehouse.tables import EVENT_COLUMNS
+from statehouse.values import safe
 
 # As in jobs.feed.new: a time that is no number in the code that Spark makes.
 NOW = "array(current_timestamp())[CASE WHEN _partition IS NULL THEN 1 ELSE 0 END]"
@@ -44,7 +46,7 @@ def _reason(stream: Stream, guard: str) -> str:
     if stream.time_columns:
         given = " OR ".join(f"{quoted(c)} IS NOT NULL" for c in stream.time_columns)
         if guard != PLAIN:  # a struct is null for no other reason
-            thrown = f"{guard.format(f'struct({stream.time})')} IS NULL"
+            thrown = f"{guard.format(f'struct({_time(stream)})')} IS NULL"
             branches.append((f"({given}) AND _time IS NULL AND {thrown}", literal(THROWN)))
         branches += [
             (f"({given}) AND _time IS NULL", literal(f"found no time in {stream.time}")),
@@ -105,7 +107,7 @@ def parse(
     columns = {**RECORD, **{c.name: c.type for c in stream.columns}, **dict.fromkeys(said, "STRING")}
     schema = ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())
     report = "_op = 'report' AND _reason IS NULL"
-    time = guard.format(f"CAST({stream.time or 'NULL'} AS TIMESTAMP)")
+    time = guard.format(f"CAST({_time(stream)} AS TIMESTAMP)")
     return (
         records.selectExpr(
             "partition AS _partition",
@@ -152,7 +154,7 @@ def thrown(parsed: DataFrame, stream: Stream) -> str:
     """What the engine says of the times that it cannot compute, where there are any."""
     rows = parsed.where(f"_reason = {literal(THROWN)}")
     try:
-        rows.selectExpr(f"CAST({stream.time or 'NULL'} AS TIMESTAMP)").collect()
+        rows.selectExpr(f"CAST({_time(stream)} AS TIMESTAMP)").collect()
     except Exception as error:
         return f"{stream.time} cannot be computed: {first_line(error)}"
     return THROWN
@@ -182,3 +184,8 @@ def requeued(parsed: DataFrame) -> DataFrame:
         "concat_ws(':', _topic, _partition, _offset) AS sent_as",
         "_log_time AS log_time",
     )
+
+
+def _time(stream: Stream) -> str:
+    """The time of a stream's events, as Spark is given it."""
+    return safe(nulled(stream.time or "NULL", {column.name: column.type for column in stream.columns}))

@@ -31,6 +31,7 @@ from statehouse.config import Config, Store
 from statehouse.fold import Rule, quoted
 from statehouse.headers import POSITION_HEADER
 from statehouse.tables import folded, opened, published, table
+from statehouse.values import safe
 
 log = logging.getLogger("statehouse")
 CAME, WENT = "('insert', 'update_postimage')", "('delete', 'update_preimage')"
@@ -60,7 +61,7 @@ class Publisher:
     def __init__(self, spark: SparkSession, config: Config, store: Store) -> None:
         assert store.publish
         self.spark, self.config, self.store, self.name = fresh(spark), config, store, store.name
-        self.topic, self.where = store.publish.topic, store.publish.where or "TRUE"
+        self.topic, self.where = store.publish.topic, safe(store.publish.where or "TRUE")
         self.rule = rule_of(spark, config, store)
         self.state = table(config, "state", store.name)
         self.guard = Guard(f"store {store.name}, published")

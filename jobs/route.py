@@ -16,6 +16,7 @@ import time
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
+from pyspark.sql.types import StringType
 
 from jobs import feed
 from jobs.guard import TRY, Guard
@@ -28,6 +29,7 @@ from statehouse.errors import DefinitionChanged, StatehouseError, first_line
 from statehouse.fold import quoted
 from statehouse.headers import PART_HEADER, SOURCE_HEADER
 from statehouse.tables import opened, routed, table
+from statehouse.values import safe
 
 SOURCE, PART = "_source", "_part"
 THROWN = "what is asked for cannot be computed"
@@ -38,13 +40,20 @@ def shaped(events: DataFrame, stream: Stream, route: Route, *more: str) -> DataF
     """Rows of the changelog as the route's rows, with ``more`` columns. Raises Spark's AnalysisException or ParseException."""
     found = events.where("_op = 'report'")
     if route.where:
-        found = found.where(route.where)
-    return found.selectExpr(*more, *_selected(stream, route))
+        found = found.where(safe(route.where))
+    made = found.selectExpr(*more, *_selected(stream, route))
+    names, own = [name.lower() for name in made.columns], {column.name.lower() for column in stream.columns}
+    if len(set(names)) < len(names):  # which is refused
+        return made
+    # Of text that is not UTF-8, as bytes that are cast can be, no reader takes the file.
+    texts = {f.name for f in made.schema if isinstance(f.dataType, StringType) and f.name.lower() not in own}
+    cells = ((quoted(name), name in texts) for name in made.columns)
+    return made.selectExpr(*(f"try_validate_utf8({cell}) AS {cell}" if text else cell for cell, text in cells))
 
 
 def _selected(stream: Stream, route: Route) -> list[str]:
     everything = [quoted(c.name) for c in stream.columns]
-    return [part for given in route.select for part in (everything if given.strip() == "*" else [given])]
+    return [part for given in route.select for part in (everything if given.strip() == "*" else [safe(given)])]
 
 
 class Router:
@@ -134,7 +143,7 @@ class Router:
         if self.route.multiplies:  # an event's rows stand together, in their order
             rows = rows.withColumn(PART, F.monotonically_increasing_id())
             part = F.row_number().over(Window.partitionBy(SOURCE).orderBy(PART)) - 1
-        key = F.expr(f"CAST({self.guard.text.format(self.route.to.key or 'NULL')} AS STRING)").alias("key")
+        key = F.expr(f"CAST({self.guard.text.format(safe(self.route.to.key or 'NULL'))} AS STRING)").alias("key")
         named = headers({SOURCE_HEADER: F.col(SOURCE), PART_HEADER: part}).alias("headers")
         return rows.select(SOURCE, key, value.alias("value"), named)
 
@@ -142,7 +151,7 @@ class Router:
         """The events that the route's expressions can be computed of; the others go to the quarantine. (What makes several rows of an
         event is not looked at.)"""
         shown = "TRUE" if self.route.multiplies else f"struct({', '.join(_selected(self.stream, self.route))})"
-        row = f"CASE WHEN {self.route.where or 'TRUE'} THEN {shown} END"
+        row = f"CASE WHEN {safe(self.route.where or 'TRUE')} THEN {shown} END"
         throws = f"_op = 'report' AND {TRY.format(f'struct({row})')} IS NULL"  # a struct is null for no other reason
         bad = events.where(throws)
         if not bad.isEmpty():

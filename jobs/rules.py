@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import cast
 
 from pyspark.errors import AnalysisException, ParseException
@@ -13,11 +14,14 @@ from sqlglot.dialects.spark import Spark
 
 from jobs.lookup import table_of, twofold
 from jobs.route import SOURCE, shaped
+from statehouse.alike import given
 from statehouse.config import Config, Lookup, Own, Route, Store, Stream, Task
 from statehouse.errors import ConfigError, StatehouseError
 from statehouse.fold import TIMES, Rule, quoted
+from statehouse.records import is_text_of
 from statehouse.reducers import ORDER
 from statehouse.tables import changelog_columns
+from statehouse.types import parse_type
 
 EXACT = ("TINYINT", "SMALLINT", "INT", "BIGINT", "DECIMAL")
 KEYS = ("STRING", "BOOLEAN", *EXACT, *TIMES)
@@ -80,8 +84,8 @@ def data_type(
 ) -> DataType:
     """The type of an expression over a stream's columns (by default all that the changelog has); ConfigError with Spark's own words."""
     try:
-        schema = schema_of(columns if columns is not None else changelog_columns(stream))
-        return spark.createDataFrame([], schema).selectExpr(f"({expression}) AS x").schema[0].dataType
+        rows = spark.createDataFrame([], schema_of(columns if columns is not None else changelog_columns(stream)))
+        return rows.selectExpr(f"({expression}) AS x").schema[0].dataType
     except (AnalysisException, ParseException) as error:
         raise ConfigError(_short(error)) from None
 
@@ -138,6 +142,8 @@ def problems(spark: SparkSession, config: Config) -> list[tuple[tuple, str]]:
             kind = ask(stream, (*path, "value"), store.value)
             if kind and (wrong := _unfit(store, kind)):
                 found.append(((*path, "value"), f"found {store.value!r} of type {ddl(kind)}, expected {wrong}"))
+            if kind and store.arguments and (wrong := _wrong_arguments(store, ddl(kind))):
+                found.append(((*path, "reduce"), wrong))
             if isinstance(store.reduce, Own) and (kind or store.value is None):
                 try:
                     own_types(spark, store.reduce, ddl(kind) if kind else "BOOLEAN")
@@ -249,6 +255,14 @@ def _unfit(store: Store, kind: DataType) -> str | None:
     return "a type whose values can be compared" if name == "majority" and holds_map(kind) else None
 
 
+def _wrong_arguments(store: Store, kind: str) -> str | None:
+    """What is wrong with a reducer's arguments, which are values like the store's."""
+    with suppress(ValueError):  # of a type that is refused for itself
+        if wrong := [argument for argument in store.arguments if not is_text_of(argument, parse_type(kind))]:
+            return f"found {wrong[0]!r}, expected a {kind}, as the values are"
+    return None
+
+
 def rule_of(spark: SparkSession, config: Config, store: Store) -> Rule:
     """The store with the types that Spark finds for its keys and its value; ConfigError names the setting."""
     stream = config.streams[store.stream]
@@ -264,10 +278,11 @@ def rule_of(spark: SparkSession, config: Config, store: Store) -> Rule:
     for setting, expression in (("where", store.where), ("agent", store.agent)):
         if expression:
             typed(setting, expression)
+    written = given(store, changelog_columns(stream))
     if not isinstance(store.reduce, Own):
-        return Rule(store, keys, value)
+        return Rule(store, keys, value, nulled=written)
     try:
-        return Rule(store, keys, value, own_types(spark, store.reduce, value))
+        return Rule(store, keys, value, own_types(spark, store.reduce, value), written)
     except ConfigError as error:
         raise ConfigError(f"stores.{store.name}.reduce.{error}") from None
 

@@ -58,7 +58,7 @@ from statehouse.tables import (
     table,
     tasks_table,
 )
-from statehouse.values import next_time
+from statehouse.values import next_time, safe
 
 log = logging.getLogger("statehouse")
 Row = dict[str, Any]
@@ -88,7 +88,7 @@ def message_of(spark: SparkSession, config: Config, task: Task, rule: Rule) -> d
 
     def text(expression: str) -> str:  # what is no text is as JSON has it
         kind = spark.createDataFrame([], schema).selectExpr(f"({expression}) AS x").schema[0].dataType.simpleString()
-        caught = TRY.format(expression)
+        caught = TRY.format(safe(expression))
         return caught if kind == "string" else f"get_json_object(to_json(struct({caught} AS x), map({options})), '$.x')"
 
     if task.send:
@@ -99,7 +99,7 @@ def message_of(spark: SparkSession, config: Config, task: Task, rule: Rule) -> d
         assert task.set_
         target = config.stores[task.set_.store]
         agent = f", {literal(f'task:{task.name}')} AS agent" if target.reducer.per_agent else ""
-        value = f"to_json(struct({TRY.format(task.set_.value)} AS value{agent}), map({options}))"
+        value = f"to_json(struct({TRY.format(safe(task.set_.value))} AS value{agent}), map({options}))"
         topic, key, store = config.streams[target.stream].topic, task.set_.key, literal(target.name)
     return {"topic": literal(topic), "message_key": text(key or "_key"), "message": value, "set": store}
 
@@ -389,7 +389,7 @@ class Tasks:
             "key AS _key", "id AS _id", "since AS _since", "due AS _due", "status AS _status", "sent AS _sent",
             "struct(message_key, message) AS _was",
         )  # fmt: skip
-        holds = F.expr(f"coalesce(_present AND {TRY.format(task.when or 'TRUE')}, FALSE)")
+        holds = F.expr(f"coalesce(_present AND {TRY.format(safe(task.when or 'TRUE'))}, FALSE)")
         steps.withColumn("_holds", holds).join(last, "_key", "left").createOrReplaceTempView("steps")
         row = ", ".join(map(quoted, rule.state_columns))
         runs = self.spark.sql(f"""
@@ -649,7 +649,7 @@ class Tasks:
         task = self.tasks[row["task"]]
         rule, version = self.rules[task.store], self.said["stores"][task.store]["version"]
         state = keyed(Steps(self.spark, self.config, rule).state_at(version), rule).where(
-            TRY.format(task.when or "TRUE")
+            TRY.format(safe(task.when or "TRUE"))
         )
         due = f"timestamp_micros({int(row['due'].timestamp() * 1_000_000)})"
         named = {n: e for n, e in {"since": "changed_at", "due": due}.items() if n not in rule.state_columns}

@@ -296,9 +296,10 @@ class Store(_Model):
             raise ValueError(
                 f"found the key part {self.key[names.index('')]!r}, expected a column or 'expression AS name'"
             )
-        taken = {*RESERVED, *reducer.columns, *(["agent"] if reducer.written else [])}
-        for key in names:
-            if key in taken or key.startswith("_") or names.count(key) > 1:
+        taken = {*RESERVED, *(column.lower() for column in reducer.columns), *(["agent"] if reducer.written else [])}
+        small = [name.lower() for name in names]  # Spark does not tell cases apart
+        for key, name in zip(names, small, strict=True):
+            if name in taken or name.startswith("_") or small.count(name) > 1:
                 raise ValueError(
                     f"found a key part named {key!r}, expected a name of its own: write 'expression AS name'"
                 )

@@ -5,8 +5,8 @@ A store's :class:`Rule` makes three queries, over relations that the caller name
 1. ``project``: changelog rows → the store's events: its key columns, ``_order``, ``_event_time``, ``_op``,
    ``_agent``, ``_value``, ``_reset``. An event whose key is null is not in the store. In a windowed store an event is in each of its
    windows; a purge is of the key's every window, and its own ``window_start`` is null.
-   A key or a value that is a time is null outside the years 1 to 9999, for no caller has another; a window that would begin before
-   them is not made.
+   A key or a value that is a time is null outside the years 1 to 9999, for no caller has another, a value that is no number or infinite
+   is null, and so is text that is not UTF-8; a window that would begin before those years is not made.
 2. ``fold``: events → one row a key (and window), of the reducer's own columns and ``reset``.
 3. ``combine``: those rows with the state's rows or, where there are none, the tombstones' → the new rows,
    present or not. ``_conflict`` marks a key whose late reset falls between values that are added up already:
@@ -18,15 +18,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from statehouse.config import Store, Stream
 from statehouse.payload import GREATEST_TIME, LEAST_TIME
 from statehouse.reducers import ORDER, ORDER_SQL, accumulator, addend, summation
 from statehouse.types import ENCODED, FORMS, type_or_none
-from statehouse.values import milliseconds
+from statehouse.values import milliseconds, safe
 
 TIMES = ("DATE", "TIMESTAMP", "TIMESTAMP_NTZ")
+FLOATS, GREATEST_DOUBLE = ("FLOAT", "DOUBLE"), 1.7976931348623157e308
 
 
 def quoted(name: str) -> str:
@@ -67,6 +68,17 @@ def within_years(column: str, kind: str) -> str:
     return f"CASE WHEN {in_years(moment)} THEN {column} END"
 
 
+def finite(column: str, kind: str) -> str:
+    """A column as SQL, null where it is a number that JSON does not have."""
+    return f"CASE WHEN abs({column}) <= {GREATEST_DOUBLE!r} THEN {column} END" if kind.upper() in FLOATS else column
+
+
+def valid(made: str, kind: str, written: str) -> str:
+    """SQL as a user has ``written`` it, ``made`` of a type: null where it is text that is not UTF-8, as bytes that are cast can be."""
+    plain = re.fullmatch(r"[\w.]+", written)  # a column has what the parser let pass
+    return made if plain or kind.upper() != "STRING" else f"try_validate_utf8({made})"
+
+
 def gained(stream: Stream, names: Sequence[str]) -> dict[str, str]:
     """The columns that a stream's schema has gained, as expressions over rows of the changelog, whose columns are
     ``names``: where a row is from before, taken from its payload if that was kept, else null."""
@@ -93,6 +105,8 @@ class Rule:
     key_types: tuple[str, ...]
     value_input: str  # the type of the `value` expression
     own_types: tuple[str, ...] = ()  # of a user's reducer: its columns' types, then its result's
+    # Expressions as an engine is given them, by how they are written: see statehouse.alike.given.
+    nulled: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     added: tuple[tuple[str, str], ...] = ()  # further key columns, that the events have already, and their types
 
     @property
@@ -139,6 +153,10 @@ class Rule:
         """The columns of ``tombstones/<store>``."""
         memory = {n: self.own[n] for n in self.store.reducer.memory}
         return {**self.keys, **memory, "reset": ORDER, "position": "BIGINT", "log_time": "TIMESTAMP"}
+
+    def _spoken(self, expression: str) -> str:
+        """What a user wrote as an engine is given it."""
+        return safe(dict(self.nulled).get(expression, expression))
 
     def _fill(self, text: str, side: str = "", cut: str = "") -> str:
         reducer = self.store.reducer
@@ -202,7 +220,7 @@ class Rule:
     def key_of(self, guard: str = "{}") -> list[str]:
         """The key's columns as expressions over rows of the changelog; ``guard`` as in :meth:`events`."""
         return [
-            f"CASE WHEN _op = 'report' THEN CAST({guard.format(k.expression)} AS {t}) ELSE {control} END"
+            f"CASE WHEN _op = 'report' THEN {valid(f'CAST({guard.format(self._spoken(k.expression))} AS {t})', t, k.expression)} ELSE {control} END"
             for k, t, control in zip(self.store.keys, self.key_types, self.control_keys(), strict=True)
         ]
 
@@ -210,7 +228,7 @@ class Rule:
         """Whether a row of the changelog is for the store; ``guard`` as in :meth:`events`."""
         store = self.store
         controls = "_op = 'purge'" if store.windows else "_op IN ('set', 'purge')"  # a set names no window
-        return f"""(_op = 'report' AND ({guard.format(store.where) if store.where else "TRUE"}))
+        return f"""(_op = 'report' AND ({guard.format(self._spoken(store.where)) if store.where else "TRUE"}))
        OR ({controls} AND (_store IS NULL OR _store = {literal(store.name)}))"""
 
     def events(self, changelog: str, guard: str = "{}", more: Sequence[str] = ()) -> str:
@@ -222,13 +240,18 @@ class Rule:
         store, reducer = self.store, self.store.reducer
         named = zip(self.key_of(guard), self.key_columns, strict=True)
         keys = ",\n    ".join(f"{expression} AS {quoted(name)}" for expression, name in named)
-        value = reducer.event_value.replace("{value}", guard.format(store.value) if store.value else "TRUE")
-        agent = f"coalesce(CAST({guard.format(store.agent)} AS STRING), '')" if store.agent else "''"
+        value = reducer.event_value.replace(
+            "{value}", guard.format(self._spoken(store.value)) if store.value else "TRUE"
+        )
+        value = valid(f"CAST({value} AS {self.event_type})", self.event_type, store.value or "TRUE")
+        agent = "''"
+        if store.agent:
+            agent = f"coalesce({valid(f'CAST({guard.format(self._spoken(store.agent))} AS STRING)', 'STRING', store.agent)}, '')"
         resets = "_op = 'purge' OR (_op = 'set' AND _value IS NOT NULL)" if reducer.additive else "_op = 'purge'"
         columns = {**self.key_columns, "_value": self.event_type}
         # Without an alias that changes nothing: Spark mixes up a checkpoint's constraints then.
         bounded = (
-            column if (made := within_years(column, kind)) == column else f"{made} AS {column}"
+            column if (made := finite(within_years(column, kind), kind)) == column else f"{made} AS {column}"
             for column, kind in ((name if name == "_value" else quoted(name), kind) for name, kind in columns.items())
         )
         selected = ", ".join([*bounded, "_order", "_event_time", "_op", "_agent", *more])
@@ -236,7 +259,7 @@ class Rule:
     {keys},
     {ORDER_SQL} AS _order, _event_time, _op,
     CASE _op WHEN 'report' THEN {agent} WHEN 'set' THEN coalesce(_agent, 'api') END AS _agent,
-    CASE _op WHEN 'report' THEN CAST({value} AS {self.event_type}) WHEN 'set' THEN {self.set_value()} END AS _value{"".join(f", {c}" for c in more)}
+    CASE _op WHEN 'report' THEN {value} WHEN 'set' THEN {self.set_value()} END AS _value{"".join(f", {c}" for c in more)}
     FROM {changelog}
     WHERE {self.concerned(guard)}))"""
 
@@ -371,7 +394,10 @@ class Rule:
 
         split = " OR ".join(f"coalesce({s}._first < _reset AND {s}._last >= _reset, FALSE)" for s in "ab")
         combined = ", ".join(f"{self._fill(reducer.combine[c])} AS {quoted(c)}" for c in own)
-        results = {"value": self._fill(reducer.value), **{c: quoted(c) for c in own if c != "value"}}
+        value = self._fill(reducer.value)
+        if reducer.additive:  # the others' is one of the events'
+            value = finite(value, self.value_type)
+        results = {"value": value, **{c: quoted(c) for c in own if c != "value"}}
         joined = (
             f"LEFT JOIN {self._latest_tombstones(tombstones)} AS _t USING ({keys})" if tombstones and not again else ""
         )
@@ -379,7 +405,7 @@ class Rule:
         return f"""
   SELECT {self._key_list("_key.")}, {", ".join(f"{e} AS {quoted(c)}" for c, e in results.items())},
     {self._fill(reducer.event_time)} AS event_time,
-    CASE WHEN _here AND {self.same("_old", self._fill(reducer.value))} THEN _old_changed ELSE current_timestamp() END AS changed_at,
+    CASE WHEN _here AND {self.same("_old", value)} THEN _old_changed ELSE current_timestamp() END AS changed_at,
     reset, coalesce({self._fill(reducer.present)}, FALSE) AS _present, _here, _conflict
   FROM (SELECT _key, {combined}, _reset AS reset, _conflict, _old, _old_changed, _here
     FROM (SELECT _key, {pruned("a")} AS a, {pruned("b")} AS b, _reset, _old, _old_changed, _here,

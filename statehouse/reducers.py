@@ -246,7 +246,8 @@ REDUCERS: dict[str, Reducer] = {
             columns={"total": "{ACC}", "n": "BIGINT"},
             fold={"total": "{SUM}", "n": "count(_value)"},
             combine={"total": _PLUS.replace("{c}", "total"), "n": _COUNT_PLUS.replace("{c}", "n")},
-            value="CAST(total AS DOUBLE) / n",
+            # By its text: DuckDB makes a double of a decimal by a division of two others, each of which may be rounded.
+            value="CAST(CAST(total AS STRING) AS DOUBLE) / n",
             result_type=lambda t: "DOUBLE",
             event_type=lambda t: t,
         ),

@@ -28,6 +28,7 @@ from statehouse.tables import batches, metadata, opened, select, table
 MOST = 10_000  # records of a transaction
 SECONDS = 10.0  # that Kafka may take for a step
 FOUND = "found .*?(, expected|$)"  # of a reason, what differs from record to record
+KIND = f"regexp_replace(reason, '{FOUND}', 'found …\\1', 's')"  # :func:`kind_of`, in SQL
 COLUMNS = 'partition, "offset", reason, key, payload, payload_bytes, headers, timestamp'
 
 Place = tuple[int, int]  # a partition and an offset

@@ -5,6 +5,8 @@
 * ``max_by`` and ``min_by``: DuckDB's pass over a null value, Spark's do not: ``arg_max_null``, ``arg_min_null``.
 * ``try_url_decode``: DuckDB's ``url_decode`` raises; under ``TRY`` it is null. ``timestamp_millis`` and
   ``timestamp_micros`` have other names.
+* ``upper`` and ``lower``: of what is not ASCII Python's, as DuckDB has one character for each (:data:`CASES`, in :mod:`api.duck`).
+* ``size`` of what is null is -1. ``timestamp_seconds`` has no other name, ``try_subtract`` and ``try_multiply`` are what they say.
 * ``try_sum`` and ``try_add``: DuckDB's raise where decimals or integers are too large; its sum of integers has room for all.
 * ``from_json`` of a literal type: a cast of JSON, null where it is not of that type; what is binary in it is base64.
 
@@ -19,6 +21,8 @@ from typing import cast
 
 import sqlglot
 from sqlglot import exp
+
+from statehouse.payload import GREATEST_TIME, LEAST_TIME
 
 
 @functools.lru_cache(maxsize=1000)  # the same few queries, at every refresh of a replica
@@ -85,8 +89,33 @@ def _exists(node: exp.Exists) -> exp.Expr:
     return exp.GT(this=_call("len", kept), expression=exp.Literal.number(0))
 
 
-def _times_thousand(value: exp.Expr) -> exp.Expr:
-    return exp.Mul(this=exp.Paren(this=value.copy()), expression=exp.Literal.number(1000))
+def _times(value: exp.Expr, factor: int) -> exp.Expr:
+    return exp.Mul(
+        this=exp.Cast(this=value.copy(), to=exp.DataType.build("BIGINT")), expression=exp.Literal.number(factor)
+    )
+
+
+def _in_years(micros: exp.Expr) -> exp.Expr:
+    """The time of so many microseconds; DuckDB's greatest number is no time to it, but `infinity`."""
+    low, high = (exp.convert(bound) for bound in (LEAST_TIME, GREATEST_TIME))
+    known = exp.Between(this=micros.copy(), low=low, high=high)
+    return exp.Case(ifs=[exp.If(this=known, true=_call("make_timestamptz", micros))])
+
+
+def _cased(node: exp.Expr) -> exp.Expr:
+    """A text in capitals or small letters: of ASCII, which has as many bytes as characters, by the engine itself."""
+    name, text = ("upper" if isinstance(node, exp.Upper) else "lower"), node.this
+    ascii_ = exp.EQ(this=_call("strlen", text), expression=_call("length", text))
+    return exp.Case(ifs=[exp.If(this=ascii_, true=_call(name, text))], default=_call(f"{CASED}{name}", text))
+
+
+CASED = "_text_"  # before the names of the functions that make Python's capitals and small letters
+CASES: dict[str, Callable[[str], str]] = {f"{CASED}upper": str.upper, f"{CASED}lower": str.lower}
+SAFE: dict[type[exp.Expr], type[exp.Binary]] = {
+    exp.SafeAdd: exp.Add,
+    exp.SafeSubtract: exp.Sub,
+    exp.SafeMultiply: exp.Mul,
+}
 
 
 def _try_sum(node: exp.Anonymous) -> exp.Expr:
@@ -108,8 +137,10 @@ def _try_sum(node: exp.Anonymous) -> exp.Expr:
 ANONYMOUS: dict[str, Callable[[exp.Anonymous], exp.Expr]] = {
     "map_filter": _map_filter,
     "map_zip_with": _map_zip_with,
-    "timestamp_micros": lambda node: _call("make_timestamptz", node.expressions[0]),
-    "timestamp_millis": lambda node: _call("make_timestamptz", _times_thousand(node.expressions[0])),
+    "timestamp_micros": lambda node: _in_years(node.expressions[0]),
+    "timestamp_millis": lambda node: _call("make_timestamptz", _times(node.expressions[0], 1000)),
+    "timestamp_seconds": lambda node: _call("make_timestamptz", _times(node.expressions[0], 1_000_000)),
+    "try_validate_utf8": lambda node: node.expressions[0].copy(),  # DuckDB has no other text
     "try_sum": _try_sum,
     "try_url_decode": lambda node: _call("try", _call("url_decode", *node.expressions)),
 }
@@ -170,8 +201,13 @@ def _struct(fields: list[tuple[str, exp.Expr]]) -> exp.Expr:
 def _rewrite(node: exp.Expr) -> exp.Expr:
     if isinstance(node, exp.Anonymous) and node.name.lower() in ANONYMOUS:
         return ANONYMOUS[node.name.lower()](node).transform(_rewrite)
-    if isinstance(node, exp.SafeAdd):
-        return _call("try", exp.Add(this=node.this.copy(), expression=node.expression.copy())).transform(_rewrite)
+    if type(node) in SAFE:
+        made = SAFE[type(node)](this=node.this.copy(), expression=node.expression.copy())
+        return _call("try", made).transform(_rewrite)
+    if isinstance(node, exp.Upper | exp.Lower):
+        return _cased(node).transform(_rewrite)
+    if isinstance(node, exp.ArraySize):
+        return _call("coalesce", _call("len", node.this), exp.Literal.number(-1)).transform(_rewrite)
     if isinstance(node, exp.Exists) and isinstance(node.expression, exp.Lambda):
         return _exists(node).transform(_rewrite)
     if isinstance(node, exp.FromJson) and isinstance(node.expression, exp.Literal):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import re
 from typing import Annotated, Any
 
 import sqlglot
 from cronsim import CronSim, CronSimError
 from pydantic import AfterValidator, BaseModel, BeforeValidator
-from sqlglot import exp
+from sqlglot import TokenType, exp
 
 from statehouse import topics
 from statehouse.types import check_name, parse_type
@@ -29,6 +30,9 @@ GENERATORS = re.compile(r"\b((pos)?explode|inline)(_outer)?\b|\b(stack|json_tupl
 MOST_WINDOWS = 1440  # that one event may be in: a day, of which one begins every minute
 # Columns of a state or tombstones table that are no key's and no reducer's.
 RESERVED = ("value", "event_time", "changed_at", "reset", "position", "log_time", "window_start")
+
+
+OPENING, CLOSING = ("(", "[", "{"), (")", "]", "}")
 
 
 def milliseconds(text: Any) -> int:
@@ -93,6 +97,37 @@ def _expression(text: Any) -> str:
         raise ValueError(f"found {text!r}, expected a Spark SQL expression")
     parse_expression(str(text))
     return str(text)
+
+
+@functools.lru_cache(maxsize=1000)
+def safe(text: str) -> str:
+    """An expression as it is given to Spark: an index of ``element_at`` that is computed is null where it is the least INT, by which Spark
+    reads outside of its memory, and its process ends."""
+    tokens = sqlglot.tokenize(text, dialect="spark")
+    edits: list[tuple[int, str]] = []
+    for number, token in enumerate(tokens[:-1]):
+        if token.text.lower() != "element_at" or tokens[number + 1].token_type != TokenType.L_PAREN:
+            continue
+        depth, commas, end = 0, [], None
+        for other in tokens[number + 1 :]:
+            depth += (other.text in OPENING) - (other.text in CLOSING)
+            if depth == 1 and other.token_type == TokenType.COMMA:
+                commas.append(other)
+            if depth == 0:
+                end = other.start
+                break
+        if end is None or len(commas) != 1:
+            continue  # Spark refuses it
+        index = text[commas[0].end + 1 : end]
+        if re.fullmatch(r"\s*(-?\d+|'[^']*')\s*", index):
+            continue
+        edits += [
+            (commas[0].end + 1, f" if(typeof({index}) = 'int' AND ({index}) = {-(2**31)}, NULL, "),
+            (end, ")"),
+        ]
+    for place, more in sorted(edits, reverse=True):
+        text = text[:place] + more + text[place:]
+    return text
 
 
 def unaliased(text: str) -> str:

@@ -33,7 +33,7 @@ TYPES = {"key": "VARCHAR", "value": "DOUBLE", "event_time": "TIMESTAMP", "_order
 SHOWN = {"key": "STRING", "value": "DOUBLE", "event_time": "TIMESTAMP"}
 DB = duck.connect()
 
-texts = st.text("ab'%_é", max_size=3)
+texts = st.text("ab'%_é\\", max_size=3)
 numbers = st.integers(-3, 3).map(float)
 
 
@@ -67,12 +67,13 @@ def conditions(draw: st.DrawFn, depth: int = 2) -> tuple[str, Any]:
         a, b = draw(numbers), draw(numbers)
         return f"value BETWEEN {a:g} AND {b}", lambda r: None if r["value"] is None else a <= r["value"] <= b
     if kind == "like":
-        pattern = draw(st.text("ab%_é.*", max_size=4))
-        expression = re.compile("".join({"%": ".*", "_": "."}.get(c, re.escape(c)) for c in pattern), re.DOTALL)
+        parts = draw(st.lists(st.sampled_from([*"ab%_é.*", "\\%", "\\_", "\\\\"]), max_size=4))
+        expression = re.compile("".join({"%": ".*", "_": "."}.get(p, re.escape(p[-1])) for p in parts), re.DOTALL)
+        pattern = "".join(parts).replace("\\", "\\\\")
         return f"`key` LIKE '{pattern}'", lambda r: expression.fullmatch(r["key"]) is not None
     name, sign = draw(st.sampled_from(["key", "value"])), draw(st.sampled_from(sorted(COMPARE)))
     literal = draw(texts if name == "key" else numbers)
-    said = "'" + literal.replace("'", "\\'") + "'" if name == "key" else f"{literal:g}"
+    said = "'" + literal.replace("\\", "\\\\").replace("'", "\\'") + "'" if name == "key" else f"{literal:g}"
     if draw(st.booleans()):
         return f"{name} {sign} {said}", lambda r: None if r[name] is None else COMPARE[sign](r[name], literal)
     return f"{said} {sign} {name}", lambda r: None if r[name] is None else COMPARE[sign](literal, r[name])

@@ -98,6 +98,8 @@ def test_the_environment_overrides_scalars(tmp_path):
             "found cluster_by: 'store', expected columns of the schema",
         ),
         ("key: key", "key: [key, upper(agent)]", 10, "expected a column or 'expression AS name'"),
+        ("key: key", "key: [key, agent AS Key]", 10, "found a key part named 'key'"),
+        ("key: key", "key: [key, agent AS VALUE]", 10, "found a key part named 'VALUE'"),
         ("key: key", "key: [key, value]", 10, "found a key part named 'value'"),
         ("    reduce", "    reduces: x\n    reduce", 15, "found 'reduces', expected one of agent, buckets, key"),
         ("root: ./lake", "root: ./lake\nmerge_every: often", 2, "expected a duration such as '5 seconds'"),

@@ -146,6 +146,7 @@ REFUSED = [
     ("value: deep, reduce: max", "one order"),
     ("value: s, reduce: min", "one order"),
     ("value: list, agent: a, reduce: 'at_least_one(x, y)'", "arguments"),
+    ("value: big, agent: a, reduce: 'at_least_one(alarm, 0)'", "found 'alarm', expected a"),
     ("value: at - current_timestamp(), reduce: latest", "JSON and both engines"),
     ("value: 'NULL', reduce: first", "JSON and both engines"),
     ("value: parse_json(a), reduce: latest", "JSON and both engines"),
