@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from api.declared import Parameter, Place
+from api.lake import CHANGES
 from api.schemas import ANY, COUNT, TEXT, Schema, cursor_pattern, integer, matching, nullable, shown
 
 POSITION: Schema = {
@@ -125,9 +126,10 @@ def history(place: Place) -> Schema:
 def diff(place: Place) -> Schema:
     """What differs between two versions of a store's table."""
     value = shown(place.rule.value_type) if place.rule else ANY
-    change = {"type": "string", "enum": ["added", "gone", "changed"]}
+    change = {"type": "string", "enum": list(CHANGES)}
     row = record({"key": {"type": "object"}, "change": change, "before": value, "after": value})
-    return record({"from": COUNT, "to": COUNT, "rows": listed(row), "more": {"type": "boolean"}})
+    counts = {name: COUNT for name in ("from", "to", *CHANGES)}
+    return record({**counts, "rows": listed(row), "more": {"type": "boolean"}})
 
 
 def reports(place: Place) -> Schema:

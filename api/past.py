@@ -36,6 +36,8 @@ ORDER = "-?[0-9]{1,38}"  # an event's place among those of its key, see statehou
 BEFORE = Parameter("cursor", "where the page before ended: its `cursor`", schemas.matching(ORDER))
 SLOW = "the state cannot be read just now; the lake was not read within `max_time`, or too many wait for it"
 
+UNCOMPUTED = "what the store computes of an event is not known to be the same here as in Spark"
+
 past = Blueprint("past", __name__)
 
 
@@ -59,7 +61,7 @@ def below_a_key(suffix: str) -> Callable[[Callable[..., Response]], Callable[...
 @declared(
     *(LIMIT, BEFORE, FRESH),
     answers={200: Answer("the events", {JSON: answers.history})},
-    problems={404: "the key has no event", 503: SLOW},
+    problems={404: "the key has no event", 501: UNCOMPUTED, 503: SLOW},
 )
 def history(store: str, key: str) -> Response:
     """Every event behind a key's state, newest first, as the store sees it; ``limit``, and the ``cursor`` of the next page. One that
@@ -117,7 +119,7 @@ def reports(store: str, key: str) -> Response:
 )
 def diff(store: str) -> Response:
     """What differs between two versions of a store's table: keys that were added, are gone, or have another value, in the order
-    of the key; whether there are ``more``. Without ``from`` it is the version before ``to``."""
+    of the key; whether there are ``more``, and how many there are of each in all. Without ``from`` it is the version before ``to``."""
     defined, snapshot = the_snapshot(store)
     limit = limit_asked()
     delta = opened(table(the_replica().config, "state", defined.name))
@@ -126,11 +128,11 @@ def diff(store: str) -> Response:
     new = version_of("to", request.args.get("to"), delta.version(), delta.version())
     old = version_of("from", request.args.get("from"), max(0, new - 1), delta.version())
     try:
-        rows, more = the_lake().diff(snapshot, old, new, limit)
-    except (duckdb.Error, DeltaError) as error:
+        (rows, more), counts = the_lake().diff(snapshot, old, new, limit)
+    except (duckdb.IOException, DeltaError) as error:
         detail = f"found no versions {old} and {new} of state/{defined.name} any more, expected two that are kept"
         raise Problem(404, "unknown-version", detail) from error
-    return answer({"from": old, "to": new, "rows": rows, "more": more})
+    return answer({"from": old, "to": new, **counts, "rows": rows, "more": more})
 
 
 def version_of(name: str, text: str | None, default: int, newest: int) -> int:

@@ -19,6 +19,9 @@ from statehouse.requeue import MOST, requeue
 from statehouse.requeue import Place as Refused
 
 CURSOR = r"\.-?[0-9]{1,18}\.-?[0-9]{1,18}"  # a partition and an offset, see keys.cursor
+REASON = Parameter(
+    "reason", "only what was refused for it: one of a record, or that without what was found", schemas.TEXT
+)
 BEFORE = Parameter("cursor", "where the page before ended: its `cursor`", schemas.matching(CURSOR))
 PLACE = "-?[0-9]{1,9}:[0-9]{1,18}"
 
@@ -27,7 +30,7 @@ refusals = Blueprint("refusals", __name__)
 
 @refusals.get("/streams/<stream>/quarantine")
 @declared(
-    *(LIMIT, BEFORE),
+    *(LIMIT, BEFORE, REASON),
     answers={200: Answer("a page of it", {JSON: answers.quarantine})},
     problems={503: SLOW},
 )
@@ -41,7 +44,7 @@ def quarantine(stream: str) -> Response:
             raise keys.bad_cursor(cursor)
         partition, offset = keys.of_cursor(cursor, 2)
         place = int(partition), int(offset)
-    rows, more = the_lake().quarantine(stream, place, limit)
+    rows, more = the_lake().quarantine(stream, place, request.args.get("reason"), limit)
     following = keys.cursor([str(rows[-1][name]) for name in ("partition", "offset")]) if more else None
     return exact.answer({"rows": rows, "cursor": following})
 

@@ -45,10 +45,13 @@ def test_random_versions(tmp_path: Path) -> None:
     for old in range(5):
         for new in range(5):
             found = client.get(f"/stores/pairs/diff?from={old}&to={new}").get_json()
-            assert found == {"from": old, "to": new, "rows": right(versions[old], versions[new]), "more": False}
+            rows = right(versions[old], versions[new])
+            counts = {change: sum(row["change"] == change for row in rows) for change in ("added", "gone", "changed")}
+            assert found == {"from": old, "to": new, **counts, "rows": rows, "more": False}
     assert client.get("/stores/pairs/diff").get_json()["rows"] == right(versions[3], versions[4]), "the last commit"
     few = client.get("/stores/pairs/diff?from=0&to=1&limit=2").get_json()
     assert few["rows"] == right({}, versions[1])[:2] and few["more"] is True
+    assert few["added"] == len(versions[1]), "of all, and not of the page"
     problem(client.get("/stores/pairs/diff?to=5"), 404, "unknown-version")
     problem(client.get("/stores/pairs/diff?to=x"), 400, "bad-parameter")
     problem(client.get("/stores/alarm/diff"), 404, "unknown-version")

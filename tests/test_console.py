@@ -224,9 +224,26 @@ def test_sql(client: FlaskClient) -> None:
     assert "expected one SELECT" in shown(client.get("/sql?q=DROP+TABLE+x", headers=HTML)).text
 
 
+def test_the_first_page_is_told_what_changes(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    state = State(config, "last")
+    state.write(1, {"key": "a", "value": 1.0})
+    app = create_app(config)
+    answer = app.test_client().get("/", headers={"Accept": "text/event-stream"})
+    assert answer.content_type == "text/event-stream"
+    events = iter(answer.response)
+    first = next(events)
+    assert first.startswith(b"data: ") and first.endswith(b"\n\n") and b"by_till" in first
+    next(text for text in events if text == b": \n\n")  # nothing has changed
+    state.write(2, {"key": "a", "value": 1.0}, {"key": "b", "value": 2.0})
+    assert next(text for text in events if text.startswith(b"data: ")) != first
+    app.extensions["statehouse"].stop()
+    assert list(events)[-1:] != first, "it ends with the service"
+
+
 def test_a_difference(client: FlaskClient) -> None:
     page = shown(client.get("/stores/last/diff?from=0&to=1", headers=HTML))
-    assert page.text.count("added") == len(ODD)
+    assert page.text.count("added") == len(ODD) + 1 and f"{len(ODD)} added, 0 changed, 0 gone" in page.text
     assert "No key has another value" in shown(client.get("/stores/last/diff?from=1&to=1", headers=HTML)).text
     assert "/stores/hours/keys/a" in shown(client.get("/stores/hours/diff", headers=HTML)).links
 

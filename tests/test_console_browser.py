@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import re
 import shutil
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
+from typing import Literal
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from deltalake import write_deltalake
 from playwright.sync_api import Page, expect, sync_playwright
+from pyspark.sql import SparkSession
 
 from demo.broker import Broker
+from jobs.ingest import Ingest
 from jobs.lake import QUARANTINE_COLUMNS
+from jobs.merge import Merge
+from jobs.tasks import Tasks
 from statehouse.config import Config, load
 from statehouse.tables import EVENT_COLUMNS, TASK_COLUMNS, changelog_columns, table, tasks_table
-from tests.records import create
+from tests.records import create, produce
 from tests.support.depth import first
 from tests.test_api_lake import MOMENT, State, configured, reset_of
 from tests.test_api_server import serving
@@ -146,11 +155,17 @@ def lake(config: Config, folder: Path) -> Config:
 
 @pytest.fixture(params=first(1, ["light", "dark"]))
 def reader(request: pytest.FixtureRequest, chromium: str, served: str) -> Iterator[Reader]:
+    with reading(chromium, served, request.param) as made:
+        yield made
+
+
+@contextmanager
+def reading(chromium: str, served: str, colours: Literal["light", "dark"] = "light") -> Iterator[Reader]:
     """One who has signed in. Nothing may be asked of another host, and no page may complain."""
     with sync_playwright() as play:
         # Without a sandbox: the tests may run as root, and open our own pages only.
         browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_context(color_scheme=request.param).new_page()
+        page = browser.new_context(color_scheme=colours, timezone_id="Asia/Kathmandu").new_page()
         page.set_default_timeout(SECONDS)
         expect.set_options(timeout=SECONDS)
         made = Reader(page, served)
@@ -251,3 +266,128 @@ def test_a_value_is_found_set_purged_and_asked_for(reader: Reader, request: pyte
     expect(page.locator("#sent")).to_contain_text("Asked for its end")
     page.get_by_role("button", name="Sign out").click()
     expect(page.get_by_label("Token")).to_be_visible()
+
+
+ALIVE = """
+streams:
+  visits: {{topic: {topic}, schema: "key STRING NOT NULL, agent STRING NOT NULL, value STRING, ts TIMESTAMP", time: ts}}
+stores:
+  health: {{stream: visits, key: key, agent: agent, value: value, reduce: majority}}
+tasks:
+  still_down: {{store: health, when: value = 'down', after: 5 days, send: {{topic: alerts}}}}
+api: {{tokens: tokens.yaml}}
+"""
+
+
+def test_the_whole_path_while_the_jobs_run(
+    spark: SparkSession,
+    broker: Broker,
+    lake: Callable[[str, str], Config],
+    chromium: str,
+    tmp_path: Path,
+) -> None:
+    topic = f"screens-alive-{uuid.uuid4()}"
+    (tmp_path / "tokens.yaml").write_text(f"anna: {{token: {TOKEN}, scopes: [read, write]}}\n")
+    config = lake(ALIVE.format(topic=topic), broker.bootstrap)
+    create(broker.bootstrap, topic, 1)
+    start = dt.datetime.now(dt.timezone.utc) - dt.timedelta(hours=3)
+    told = [(f"d{n}", agent, "up" if n else "down", n) for n in range(6) for agent in ("north", "south", "core")]
+    events = [
+        {"key": key, "agent": agent, "value": value, "ts": (start + dt.timedelta(minutes=n)).isoformat()}
+        for key, agent, value, n in told
+    ]
+    produce(broker.bootstrap, topic, [(event["key"], event, None, 0) for event in events])
+    produce(broker.bootstrap, topic, [("d1", {**events[0], "ts": f"soon {n}"}, None, 0) for n in range(2)])
+    ingest, merge = (
+        Ingest(spark, config, config.streams["visits"]),
+        Merge(spark, config, config.stores["health"]),
+    )
+    tasks = Tasks(spark, config)
+
+    def work() -> None:
+        """What the jobs do with what is new."""
+        query = ingest.start(once=True)
+        query.awaitTermination()
+        assert query.exception() is None
+        merge.round()
+        tasks.round()
+
+    work()
+    with serving(config) as (_, connection), reading(chromium, f"http://127.0.0.1:{connection.port}") as reader:
+        page = reader.page
+        page.on("dialog", lambda dialog: dialog.accept())
+        row = page.locator("tr", has=page.get_by_role("link", name="visits"))
+        expect(row.locator("td").nth(1)).to_have_text(str(len(events)))
+        page.get_by_role("link", name="health").first.click()
+        page.locator(".bars").get_by_role("link", name="down").click()
+        expect(page.locator(".chip")).to_contain_text("value = 'down'")
+        expect(page.locator("#rows tbody tr")).to_have_count(1)
+        page.locator("#rows tbody a").click()
+        expect(page.locator(".huge")).to_have_text("down")
+        since = (start.astimezone(ZoneInfo("Asia/Kathmandu"))).strftime("%-I:%M")
+        expect(page.locator("#state")).to_contain_text(since)  # in the reader's zone
+        slider = page.get_by_label("Move through time")
+        slider.focus()
+        slider.press("Home")
+        expect(page.locator("#state")).to_contain_text("As of")
+        page.get_by_role("link", name="Back to now").click()
+
+        for agent in ("north", "south"):
+            page.get_by_label("New value").fill("up")
+            page.get_by_label("As agent").fill(agent)
+            page.get_by_role("button", name="Set").click()
+            expect(page.locator(".events li").first).to_contain_text(agent)
+        expect(page.locator(".huge")).to_have_text("up")
+        expect(page.locator("#provisional")).to_be_visible()
+        work()
+        expect(page.locator("#provisional")).to_be_hidden()  # by itself
+        expect(page.locator(".huge")).to_have_text("up")
+        page.get_by_role("button", name="Purge the key").click()
+        expect(page.locator(".huge")).to_have_text("absent")
+        work()
+        page.reload()
+        expect(page.locator(".huge")).to_have_text("absent")
+        expect(page.locator(".events li").first).to_contain_text("purge")
+
+        page.get_by_role("link", name="Home").first.click()
+        row = page.locator("tr", has=page.get_by_role("link", name="visits"))
+        row.locator("a[href$='/quarantine']").click()
+        page.locator("tbody th a").first.click()
+        expect(page.locator(".chip")).to_contain_text("ts: found …")
+        expect(page.locator("details.record")).to_have_count(2)
+        page.get_by_role("button", name="Send all again").click()
+        expect(page.locator("#sent")).to_contain_text("Sent 2 again")
+        work()
+        page.reload()
+        expect(page.locator("summary", has_text="sent again")).to_have_count(2)
+        expect(page.locator("details.record")).to_have_count(4)  # they are as wrong as they were
+
+        produce(
+            broker.bootstrap,
+            topic,
+            [("d2", {**events[0], "key": "d2", "agent": a}, None, 0) for a in ("a", "b", "c", "d")],
+        )
+        page.get_by_role("link", name="Home").first.click()
+        work()
+        expect(page.locator("#live")).to_contain_text("sends to alerts")  # by itself
+        page.get_by_role("link", name="All tasks").click()
+        page.get_by_role("button", name="Cancel").click()
+        expect(page.locator("#sent")).to_contain_text("Asked for its end")
+        work()
+        page.get_by_role("link", name="cancelled").click()
+        expect(page.locator("tbody tr", has_text="d2")).to_have_count(1)
+
+        page.get_by_role("link", name="SQL", exact=True).click()
+        names = page.locator("details", has=page.get_by_text("state.health", exact=True))
+        names.evaluate("found => { found.open = true }")
+        page.get_by_label("One SELECT").fill("SELECT")
+        names.get_by_role("button", name="value", exact=True).click()
+        page.get_by_label("One SELECT").press_sequentially(" FROM")
+        names.get_by_role("button", name="the table").click()
+        expect(page.get_by_label("One SELECT")).to_have_value("SELECT value FROM state.health")
+        page.get_by_role("button", name="Run").click()
+        expect(page.locator("#result tbody tr")).to_have_count(5)
+        with page.expect_download() as download:
+            page.get_by_role("link", name="NDJSON").click()
+        lines = sorted(Path(download.value.path()).read_text().splitlines())
+        assert lines == ['{"value":"down"}'] + ['{"value":"up"}'] * 4

@@ -153,7 +153,9 @@ def columns(values: Mapping[str, float], label: str) -> Markup:
     ]
     every = -(-len(values) // 10)
     parts += [
-        Markup('<text x="{}" y="180" text-anchor="middle">{}</text>').format(number * wide + wide // 2, _short(name))
+        Markup('<text x="{}" y="180" text-anchor="middle"{}>{}</text>').format(
+            number * wide + wide // 2, Markup(' data-at="{}"').format(name) if _is_time(name) else "", _short(name)
+        )
         for number, name in enumerate(values)
         if number % every == 0
     ]
@@ -164,6 +166,10 @@ def columns(values: Mapping[str, float], label: str) -> Markup:
 
 def _short(name: str) -> str:
     """What fits below a bar; of a time no year."""
-    if re.fullmatch(r"\d{4}-\d\d-\d\dT.*Z", name):
+    if _is_time(name):
         return name[5:16].replace("T", " ")
     return name if len(name) <= 16 else name[:15] + "…"
+
+
+def _is_time(name: str) -> bool:
+    return bool(re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+Z", name))

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from markupsafe import Markup, escape
+from sqlglot import exp
 
 from api.exact import dumps
 
@@ -113,6 +114,11 @@ def path(parts: Sequence[Any]) -> str:
     return "/".join(quote(plain(part), safe="") for part in parts)
 
 
+def name(text: str) -> str:
+    """A name as DuckDB's SQL needs it: in quotes only where it must be."""
+    return exp.to_identifier(text).sql("duckdb")
+
+
 def plain(part: Any) -> str:
     """A part of a key as text."""
     return part if isinstance(part, str) else dumps(part).strip('"')
@@ -134,6 +140,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "path": path,
     "plain": plain,
     "key_of": key_of,
+    "name": name,
     "json": lambda found: dumps(found),
     "pretty": lambda found: escape(pretty(found)),
 }

@@ -3,46 +3,78 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
-from flask import Blueprint, Response, current_app, render_template
+from flask import Blueprint, Flask, Response, current_app, render_template, request
 
+from api import changes
+from api.changes import Held
 from api.console import charts, words
-from api.console.screens import ask, page_of, screen
+from api.console.screens import HTML, ask, page_of, screen
 from api.declared import Answer, declared
+from api.problems import Problem
+from api.replica import Replica
 from statehouse.config import Config, Store
 
 NEXT_TASKS = 5
+EVENTS = "text/event-stream"
+EVERY = 2.0  # seconds after which what the page shows is made anew
 
 page = Blueprint("page", __name__)
 
 
 @page.get("/")
-@declared(answers={200: Answer("the first page", {"text/html": {}})}, closed=False)
+@declared(
+    answers={200: Answer("the first page", {HTML: {}, EVENTS: {}})},
+    problems={503: "too many streams of events"},
+    closed=False,
+)
 def index() -> Response:
-    """The console: what is here, how far it is, what was refused, and what happens next. Every resource shows its screen to who accepts HTML."""
-    return page_of(home())
+    """The console: what is here, how far it is, what was refused, and what happens next. Every resource shows its screen to who accepts HTML.
+    Who accepts `text/event-stream` alone gets the first page's changing part whenever it has changed, as HTML."""
+    if request.accept_mimetypes.best_match((HTML, EVENTS)) != EVENTS:
+        return page_of(home())
+    api = current_app.extensions["statehouse"]
+    held = Held(api.streams)
+    if request.method == "HEAD":
+        held.close()
+    else:
+        held.events = _follow(current_app._get_current_object(), request.environ, api.replica)  # type: ignore[attr-defined]
+    response = Response(held, 200, changes.HEADERS, content_type=EVENTS)
+    response.vary.add("Accept")
+    return response
+
+
+def _follow(app: Flask, environ: dict[str, Any], replica: Replica) -> Iterator[bytes]:
+    """The changing part as server-sent events, until the service stops or the caller may no longer read."""
+    before, ended = "", False
+    while not ended:
+        with app.request_context(environ):
+            try:
+                text = render_template("now.html", **_now())
+            except Problem:
+                return
+        lines = "".join(f"data: {line}\n" for line in text.splitlines())
+        yield (": \n\n" if text == before else f"{lines}\n").encode()  # the former shows whether the caller is there
+        before, ended = text, replica.ends_within(EVERY)
 
 
 @screen("reads.list_stores", "tables.list_streams")
 def home() -> str:
     """The page."""
+    return render_template("home.html", flow=_flow(current_app.extensions["statehouse"].config), **_now())
+
+
+def _now() -> dict[str, Any]:
+    """What the changing part of the page shows."""
     config: Config = current_app.extensions["statehouse"].config
     tables = {table["name"]: table for table in ask("/tables")["tables"]}
     stores = [shown(store, tables, config) for store in ask("/stores")["stores"]]
     streams = ask("/streams")["streams"]
     waiting = ask("/tasks", {"status": "waiting", "limit": NEXT_TASKS})["rows"] if config.tasks is not None else []
     fleet = ask("/processors") if config.api.shards else None
-    return render_template(
-        "home.html",
-        stores=stores,
-        streams=streams,
-        waiting=waiting,
-        fleet=fleet,
-        tables=tables,
-        flow=_flow(config),
-        spark=charts.sparkline,
-    )
+    return {"stores": stores, "streams": streams, "waiting": waiting, "fleet": fleet, "spark": charts.sparkline}
 
 
 def shown(store: dict[str, Any], tables: dict[str, Any], config: Config) -> dict[str, Any]:

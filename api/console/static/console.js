@@ -21,14 +21,24 @@ export function ago(seconds) {
   return seconds >= 0 ? `${text} ago` : `in ${text}`;
 }
 
+export const local = (moment, style = { dateStyle: "medium", timeStyle: "medium" }) => moment.toLocaleString(undefined, style);
+
 export function tell(root = document) {
+  for (const title of root.querySelectorAll("svg title")) {
+    const [at] = /^\d{4}-\d\d-\d\dT[\d:.]+Z/.exec(title.textContent) ?? [];
+    if (at) title.textContent = local(new Date(at)) + title.textContent.slice(at.length);
+  }
+  for (const text of root.querySelectorAll("svg text[data-at]")) {
+    text.textContent = local(new Date(text.dataset.at), { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" });
+    delete text.dataset.at;
+  }
   for (const time of root.querySelectorAll("time[datetime]")) {
     const moment = new Date(time.dateTime);
     if (Number.isNaN(moment.valueOf())) continue;
     if (time.classList.contains("age")) {
       time.textContent = ago((Date.now() - moment) / 1000);
     } else if (!time.dataset.told) {
-      time.textContent = moment.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
+      time.textContent = local(moment);
       time.dataset.told = "yes";
     }
   }

@@ -1,15 +1,10 @@
-// The first page updates itself: every two seconds what differs is put in its place, so that nothing jumps.
-import { tell } from "./console.js";
+// The first page updates itself: what differs is put in its place, so that nothing jumps. Nothing is asked for while nobody looks.
+import { base, tell } from "./console.js";
 
-const EVERY = 2000;
+const AGAIN = 5000; // milliseconds after which a server is asked again that had no place
 const button = document.getElementById("pause");
-button.hidden = false;
 let paused = false;
-button.addEventListener("click", () => {
-  paused = !paused;
-  button.setAttribute("aria-pressed", String(paused));
-  button.textContent = paused ? "Go on" : "Pause updates";
-});
+let stream = null;
 
 function replace(here, there) {
   if (here.isEqualNode(there)) return;
@@ -20,18 +15,37 @@ function replace(here, there) {
   [...here.childNodes].forEach((child, number) => replace(child, news[number]));
 }
 
-async function update() {
-  if (!paused && !document.hidden) {
-    try {
-      const response = await fetch(location.href, { headers: { Accept: "text/html" } });
-      if (response.ok) {
-        const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
-        const live = document.getElementById("live");
-        if (!live.contains(document.activeElement)) replace(live, fresh.getElementById("live"));
-        tell(live);
-      }
-    } catch { /* the server is away: what was there stays, and its ages tick on */ }
-  }
-  setTimeout(update, EVERY);
+function show({ data }) {
+  const live = document.getElementById("live"); // a new one, where it was replaced
+  if (live.contains(document.activeElement)) return;
+  const fresh = live.cloneNode(false);
+  fresh.innerHTML = data;
+  tell(fresh); // as it is told here
+  replace(live, fresh);
 }
-setTimeout(update, EVERY);
+
+function follow() {
+  const wanted = !paused && !document.hidden;
+  if (wanted && !stream) {
+    stream = new EventSource(`${base}/`);
+    stream.onmessage = show;
+    stream.onerror = ({ target }) => { // the server is away: what was there stays, its ages tick on, and the browser asks again
+      if (target.readyState !== EventSource.CLOSED || target !== stream) return;
+      stream = null;
+      setTimeout(follow, AGAIN);
+    };
+  } else if (!wanted) {
+    stream?.close();
+    stream = null;
+  }
+}
+
+button.hidden = false;
+button.addEventListener("click", () => {
+  paused = !paused;
+  button.setAttribute("aria-pressed", String(paused));
+  button.textContent = paused ? "Go on" : "Pause updates";
+  follow();
+});
+document.addEventListener("visibilitychange", follow);
+follow();

@@ -1,5 +1,5 @@
 // Cancelling a task, and asking for one.
-import { send } from "./console.js";
+import { local, send } from "./console.js";
 
 const said = document.getElementById("sent");
 for (const button of document.querySelectorAll("button.cancel")) {
@@ -32,7 +32,7 @@ form.addEventListener("submit", async (event) => {
     : { after, set: { store: what, key, value: given } };
   try {
     const answer = await send("POST", form.dataset.target, body);
-    said.textContent = `Asked for: ${answer.id}, due ${answer.due}. It is in the list when the job has seen it.`;
+    said.textContent = `Asked for: ${answer.id}, due ${local(new Date(answer.due))}. It is in the list when the job has seen it.`;
   } catch (error) {
     said.textContent = error.message;
   }
