@@ -19,9 +19,8 @@ import pyarrow.compute as pc
 from duckdb.func import ARROW
 
 from api.overlay import Key
-from api.typed import text_of
+from statehouse.partitioner import SEED, M, R, murmur2, text, text_of
 
-SEED, M, R = 0x9747B28C, 0x5BD1E995, 24
 MANY = 64  # keys from which on it takes less time to do them all at once
 QUOTED = "[^A-Za-z0-9_.~-]"  # what is percent-encoded in a part
 
@@ -71,27 +70,6 @@ def numbers(columns: Sequence[pa.Array], count: int) -> np.ndarray:
     texts = [_texts(column, len(columns) > 1) for column in columns]
     joined = texts[0] if len(texts) == 1 else pc.binary_join_element_wise(*texts, pa.scalar("/", pa.large_string()))
     return murmur2s(joined) % count
-
-
-def text(key: Key) -> str:
-    """A key's text in Kafka."""
-    if len(key) == 1:
-        return text_of(key[0])
-    return "/".join(quote(text_of(part), safe="") for part in key)
-
-
-def murmur2(data: bytes) -> int:
-    """``toPositive(murmur2(data))`` of org.apache.kafka.common.utils.Utils."""
-    length = len(data)
-    h = SEED ^ length
-    for at in range(0, length & ~3, 4):
-        k = int.from_bytes(data[at : at + 4], "little") * M & 0xFFFFFFFF
-        k = (k ^ k >> R) * M & 0xFFFFFFFF
-        h = (h * M & 0xFFFFFFFF) ^ k
-    if rest := data[length & ~3 :]:
-        h = (h ^ int.from_bytes(rest, "little")) * M & 0xFFFFFFFF
-    h = (h ^ h >> 13) * M & 0xFFFFFFFF
-    return (h ^ h >> 15) & 0x7FFFFFFF
 
 
 def murmur2s(texts: pa.Array) -> np.ndarray:

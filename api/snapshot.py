@@ -32,12 +32,12 @@ from api.duck import quoted
 from api.exact import dumps
 from api.overlay import ABSENT, UNCHANGED, Key, Overlay, Rows, Spot, Truth, keys_of
 from api.shards import Shards
-from api.typed import text_of
 from api.where import Where
 from statehouse.config import Config, Store
 from statehouse.errors import StatehouseError
 from statehouse.fold import TIMES, Rule, within_years
 from statehouse.fold import quoted as spark_quoted
+from statehouse.partitioner import text_of
 from statehouse.reducers import ORDER
 from statehouse.tables import folded, generation, stored_rule, table
 from statehouse.transpile import to_duckdb

@@ -54,16 +54,6 @@ def canonical(text: str, kind: str) -> str:
     return text
 
 
-def text_of(part: Any) -> str:
-    """A part of a key as text that means the same; equal parts have the same text."""
-    if isinstance(part, dt.datetime):
-        return exact.time(part)
-    if isinstance(part, Decimal):  # 1.50 is 1.5
-        found = format(part, "f")
-        return found.rstrip("0").rstrip(".") if "." in found else found
-    return str(part).lower() if isinstance(part, bool) else str(part)
-
-
 def conforming(value: Any, kind: str) -> Any:
     """A value (not null) as it is sent to the topic; ValueError says what was expected."""
     plain = kind.upper()

@@ -30,9 +30,10 @@ from hypothesis import strategies as st
 from api import create_app
 from api.fleet import ranked
 from api.keys import kafka_key
-from api.shards import Shards, murmur2, murmur2s, number, numbers, text
+from api.shards import Shards, murmur2s, number, numbers
 from api.typed import canonical
 from statehouse.config import Config, load
+from statehouse.partitioner import murmur2, text
 from tests.records import children, free_port
 from tests.support.depth import sized
 from tests.test_api_changes import Follower
