@@ -101,19 +101,21 @@ class State:
 class Sales:
     """A changelog of the stream ``sales``, written as ingest leaves it."""
 
+    stream = "sales"
+    own = {  # noqa: RUF012
+        "customer": pa.string(),
+        "till": pa.int32(),
+        "amount": pa.decimal128(12, 2),
+        "day": pa.date32(),
+        "weight": pa.float64(),
+        "tags": pa.list_(pa.string()),
+    }
+
     def __init__(self, config: Config) -> None:
-        self.path, self.offset = table(config, "changelog", "sales"), 0
+        self.path, self.offset = table(config, "changelog", self.stream), 0
+        self.topic = config.streams[self.stream].topic
         kinds = {"STRING": pa.string(), "INT": pa.int32(), "BIGINT": pa.int64(), "TIMESTAMP": TIME}
-        own = {
-            "customer": pa.string(),
-            "till": pa.int32(),
-            "amount": pa.decimal128(12, 2),
-            "day": pa.date32(),
-            "weight": pa.float64(),
-        }
-        self.schema = pa.schema(
-            {**own, "tags": pa.list_(pa.string()), **{n: kinds[t] for n, t in EVENT_COLUMNS.items()}}
-        )
+        self.schema = pa.schema({**self.own, **{n: kinds[t] for n, t in EVENT_COLUMNS.items()}})
         DeltaTable.create(self.path, self.schema, configuration={"delta.enableChangeDataFeed": "true"})
 
     def append(self, *events: dict[str, Any]) -> int:
@@ -124,14 +126,21 @@ class Sales:
             op = "purge" if "purge" in event else "report"
             at = event.pop("at", MOMENT + dt.timedelta(seconds=self.offset))
             times = {"_event_time": at, "_log_time": at, "_key": event.pop("purge", None)}
-            rows.append({**event, **times, "_topic": "till-sales", "_partition": 0, "_offset": self.offset, "_op": op})
+            rows.append({**event, **times, "_topic": self.topic, "_partition": 0, "_offset": self.offset, "_op": op})
         full = [{n: row.get(n) for n in self.schema.names} for row in rows]
-        said = json.dumps({"topic": "till-sales", "offsets": {"0": self.offset + 1}})
+        said = json.dumps({"topic": self.topic, "offsets": {"0": self.offset + 1}})
         done = CommitProperties(custom_metadata={"userMetadata": said})
         write_deltalake(
             self.path, pa.Table.from_pylist(full, schema=self.schema), mode="append", commit_properties=done
         )
         return DeltaTable(self.path).version()
+
+
+class Reports(Sales):
+    """The same of the stream ``reports``."""
+
+    stream = "reports"
+    own = {"key": pa.string(), "agent": pa.string(), "value": pa.string(), "ts": TIME}  # noqa: RUF012
 
 
 def changelog(config: Config, stream: str, commits: int) -> None:

@@ -26,7 +26,7 @@ from tests.test_api_reads import STRANGE
 
 SCRIPT = (
     "import sys; from api.server import serve; from statehouse.config import load;"
-    "serve(load(sys.argv[1], {}), sys.argv[3], port=0, workers=int(sys.argv[2]))"
+    "serve(load(sys.argv[1], {}), sys.argv[3], port=int(sys.argv[4]), workers=int(sys.argv[2]))"
 )
 
 
@@ -41,11 +41,11 @@ def config(tmp_path: Path) -> Config:
 
 @contextmanager
 def serving(
-    config: Config, workers: int = 1, host: str = "127.0.0.1"
+    config: Config, workers: int = 1, host: str = "127.0.0.1", port: int = 0
 ) -> Iterator[tuple[subprocess.Popen, http.client.HTTPConnection]]:
-    """A server of its own process, and a connection to it."""
+    """A server of its own process, and a connection to it; at a free port, or that one."""
     file = str(Path(config.root).parent / "statehouse.yaml")
-    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, file, str(workers), host]
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, file, str(workers), host, str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             assert process.stdout is not None
@@ -201,7 +201,7 @@ def test_workers_end_with_the_one_who_looks_after_them(config: Config) -> None:
 
 def test_stopped_at_once_before_it_answers(config: Config) -> None:
     file = str(Path(config.root).parent / "statehouse.yaml")
-    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, file, "2", "127.0.0.1"]
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, file, "2", "127.0.0.1", "0"]
     for number in (signal.SIGTERM, signal.SIGINT):
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
