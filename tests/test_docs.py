@@ -23,8 +23,10 @@ from api import duck
 from statehouse.cli import main
 from tests.support.depth import sized
 
-# What docs/console.md shows is done in tests/test_console_browser.py.
-PAGES = sorted(page for page in (Path(__file__).parents[1] / "docs").glob("*.md") if page.stem != "console")
+# What docs/console.md shows is done in tests/test_console_browser.py, what docs/client.md shows in tests/test_client.py.
+PAGES = sorted(
+    page for page in (Path(__file__).parents[1] / "docs").glob("*.md") if page.stem not in ("client", "console")
+)
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"\$ (?:\w+=\S+ )*statehouse\b")
 
