@@ -5,6 +5,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+# What runs is installed; and what it is tested with.
+RUNS := .venv/.runs
 INSTALLED := .venv/.installed
 
 JAVA := $${JAVA_HOME:+"$$JAVA_HOME"/bin/}java
@@ -15,12 +17,14 @@ JAVA_FITS := $(JAVA) --add-modules jdk.incubator.vector -version 2>&1 | \
 AS_ROOT := $$([ "$$(id -u)" = 0 ] || echo sudo -n)
 
 .DEFAULT_GOAL := help
-.PHONY: help install classes demo test nginx chromium law fuzz soak turn chaos s3 lint clean
+.PHONY: help install java classes demo test nginx chromium law fuzz soak turn chaos s3 lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9 ]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
 
-install: $(INSTALLED) ## Python packages into .venv, and Java 17 where apt-get may install it
+install: $(INSTALLED) java ## Python packages into .venv, and Java 17 where apt-get may install it
+
+java: $(RUNS)
 	@if $(JAVA_FITS); then exit 0; fi; \
 	if [ -z "$$JAVA_HOME" ] && command -v apt-get >/dev/null && $(AS_ROOT) true 2>/dev/null; then \
 		echo "Java 17 is missing: installing it with apt-get (log: .venv/apt.log) ..."; \
@@ -36,36 +40,47 @@ install: $(INSTALLED) ## Python packages into .venv, and Java 17 where apt-get m
 		"(on Debian: apt-get install openjdk-17-jre-headless), and set JAVA_HOME to it if another comes first" >&2; \
 	exit 1
 
-$(INSTALLED): setup.cfg pyproject.toml
-	@if ! command -v "$(PYTHON)" >/dev/null; then \
-		echo "statehouse needs Python 3.10 or newer, and there is no $(PYTHON):" \
-			"install it, or name another: make install PYTHON=/path/to/python3" >&2; exit 1; \
-	elif ! "$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then \
-		echo "statehouse needs Python 3.10 or newer, and $(PYTHON) is $$("$(PYTHON)" --version 2>&1):" \
-			"name a newer one: make install PYTHON=/path/to/python3" >&2; exit 1; \
-	elif ! "$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null; then \
-		echo "$(PYTHON) cannot make virtual environments:" \
-			"on Debian, 'apt-get install python3-venv', then again" >&2; exit 1; \
-	fi
-	@"$(PYTHON)" -m venv .venv
-	@$(call PACKAGES,dev)
+$(RUNS): setup.cfg pyproject.toml
+	@$(VENV)
+	@$(call PACKAGES,demo)
 	@touch $@
 
+$(INSTALLED): setup.cfg pyproject.toml
+	@$(VENV)
+	@$(call PACKAGES,dev)
+	@touch $(RUNS) $@
+
+define VENV
+if ! command -v "$(PYTHON)" >/dev/null; then \
+	echo "statehouse needs Python 3.10 or newer, and there is no $(PYTHON):" \
+		"install it, or name another: make install PYTHON=/path/to/python3" >&2; exit 1; \
+elif ! "$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then \
+	echo "statehouse needs Python 3.10 or newer, and $(PYTHON) is $$("$(PYTHON)" --version 2>&1):" \
+		"name a newer one: make install PYTHON=/path/to/python3" >&2; exit 1; \
+elif ! "$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null; then \
+	echo "$(PYTHON) cannot make virtual environments:" \
+		"on Debian, 'apt-get install python3-venv', then again" >&2; exit 1; \
+fi; \
+"$(PYTHON)" -m venv .venv
+endef
+
 # Install this checkout with the extras $(1), by uv where it is and succeeds (pip may know of an index that uv does not).
+# What is downloaded is shown on a terminal only.
+QUIET := $(shell [ -t 1 ] || echo --quiet)
 PACKAGES = if command -v uv >/dev/null && \
 		echo "installing the Python packages into .venv with uv ..." && \
-		uv pip install --quiet --python $(BIN)/python --editable '.[$(1)]'; then :; else \
+		uv pip install $(QUIET) --python $(BIN)/python --editable '.[$(1)]'; then :; else \
 		echo "installing the Python packages into .venv with pip; a minute or two, the first time ..."; \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(1)]'; \
+		$(BIN)/python -m pip install $(QUIET) --disable-pip-version-check --editable '.[$(1)]'; \
 	fi
 
 # Half the time of a start is Spark loading its classes. The archive is in the user's cache, by the versions of Spark and
-# Java: it is made for the first checkout only. Without it everything works as well.
-classes: install
+# Java: it is made for the first checkout only, by the first demo while it runs. Without it everything works as well.
+classes: java
 	@$(BIN)/python -m demo.classes 2>.venv/classes.log || \
 		echo "it could not be made (.venv/classes.log); jobs start without it" >&2
 
-demo: install classes ## Kafka, simulated agents and tills, the jobs and the API, until Ctrl-C
+demo: java ## Kafka, simulated agents and tills, the jobs and the API, until Ctrl-C
 	@$(BIN)/python -m demo
 
 # docs/nginx is tested under the real one. RUNLEVEL: the package would start a server of its own on port 80.
