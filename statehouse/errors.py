@@ -1,4 +1,4 @@
-"""Everything statehouse raises on purpose. One root; each docstring says what the operator does next.
+"""Everything statehouse raises on purpose. One root; each error's ``advice`` says what the operator does next.
 
 The command maps these to exit codes, the API to problem documents: both in one place.
 """
@@ -10,42 +10,62 @@ class StatehouseError(Exception):
     """Something that a person has to look at; the message says what was found and what was expected."""
 
     exit_code = 1
+    advice = "`statehouse doctor` looks at Java, Kafka and the lake; `statehouse status` says what fails"
+
+    def __init__(self, *args: object, advice: str | None = None) -> None:
+        super().__init__(*args)
+        if advice is not None:
+            self.advice = advice
 
 
 class ConfigError(StatehouseError):
-    """``statehouse.yaml`` is wrong: correct the line that the message names, then ``statehouse check``."""
+    """``statehouse.yaml`` is wrong, or the command line is."""
 
     exit_code = 2
+    advice = "correct it there, then `statehouse check`"
 
 
 class BrokerError(StatehouseError):
-    """The embedded Kafka could not be fetched or started: look into the log that the message names."""
+    """The embedded Kafka could not be fetched or started."""
+
+    advice = "look into the log that the message names"
 
 
 class KafkaUnavailable(StatehouseError):
-    """Kafka did not answer: start it, or correct ``kafka: bootstrap.servers``; then try again."""
+    """Kafka did not answer."""
+
+    advice = "start Kafka, or correct `kafka: bootstrap.servers`; `statehouse doctor` says whether it answers"
 
 
 class TopicUnavailable(KafkaUnavailable):
-    """Kafka answers, and cannot use a topic for now, such as one of which too few replicas are there: it is tried again. Look at the
-    topic."""
+    """Kafka answers, and cannot use a topic for now, such as one of which too few replicas are there: it is tried again."""
+
+    advice = "look at the topic: are enough of its replicas there?"
 
 
 class TopicRefused(KafkaUnavailable):
-    """Kafka refuses a topic, and would again: a name that it does not take, no permission, a policy. Use another topic, or permit it."""
+    """Kafka refuses a topic, and would again: a name that it does not take, no permission, a policy."""
+
+    advice = "use another topic, or permit this one"
 
 
 class TopicRecreated(StatehouseError):
     """A topic is not the one that the changelog's position is of: it was deleted and made again, so that its
-    coordinates name other events now. Give the stream a new name (or another topic)."""
+    coordinates name other events now."""
+
+    advice = "give the stream a new name (or another topic)"
 
 
 class DefinitionChanged(StatehouseError):
-    """A store's rule is not the one its state was folded by: undo the change, or ``statehouse recover``."""
+    """A store's rule is not the one its state was folded by."""
+
+    advice = "undo the change, or `statehouse recover` the store"
 
 
 class FoldAnew(StatehouseError):
-    """A state cannot be gone on from: it is folded anew from the whole changelog, which the jobs do by themselves."""
+    """A state cannot be gone on from: it is folded anew from the whole changelog."""
+
+    advice = "nothing: the jobs do it by themselves"
 
 
 class FeedLost(FoldAnew):
@@ -53,7 +73,9 @@ class FeedLost(FoldAnew):
 
 
 class LakeBusy(StatehouseError):
-    """Another process is writing to the same lake: stop it first, or let it do the work."""
+    """Another process is writing to the same lake."""
+
+    advice = "stop the other process first, or let it do the work"
 
 
 def first_line(error: object) -> str:
