@@ -505,7 +505,11 @@ def load(file: str | Path | None = None, environ: Mapping[str, str] = os.environ
     Raises :class:`ConfigError` with a line for each thing that is wrong: file, line, found, expected.
     """
     path = chosen(file, environ)
-    document = read_yaml(path, "a statehouse.yaml (see README.md)")
+    return from_document(read_yaml(path, "a statehouse.yaml (see README.md)"), path, environ)
+
+
+def from_document(document: YamlFile, path: Path, environ: Mapping[str, str] = os.environ) -> Config:
+    """The same of a file that is read already, and that stands at a path."""
     data = document.data
     if not isinstance(data, dict):
         raise ConfigError(f"{path}:1: found {type(data).__name__}, expected root, kafka, streams and stores")

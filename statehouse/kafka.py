@@ -121,6 +121,15 @@ def find_topic(
     return Topic(None if number == NO_ID else number, sorted(partition.id for partition in found.partitions))
 
 
+def topic_names(properties: dict[str, Any], timeout: float = 10.0) -> list[str]:
+    """The names of all topics, in the alphabet's order. Raises :class:`KafkaUnavailable`."""
+    admin = AdminClient(librdkafka(properties))  # held by a name: the request dies with it
+    try:
+        return sorted(admin.list_topics(timeout=timeout).topics)
+    except KafkaException as error:
+        raise _unavailable(properties, error) from None
+
+
 def recreated(topic: str, known: str | None, found: Topic | None) -> str | None:
     """That the topic of that name is not the one that the changelog's position is of, and what to do; None where it is, or where
     an id is not known."""
