@@ -1,0 +1,161 @@
+"""From a sample to a file: what is likely, what else is possible, and the text with a choice made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sqlglot import exp
+
+from statehouse.config import from_document
+from statehouse.errors import ConfigError
+from statehouse.init.names import KIND_WORDS, STATE_WORDS
+from statehouse.init.roles import Candidate, Leaf, Rule, agents, few, keys, leaves, names, rules, times
+from statehouse.init.sample import Sample
+from statehouse.init.shapes import Column, columns_of
+from statehouse.init.writing import Proposal, text_of
+from statehouse.records import decoder_for
+from statehouse.tables import EVENT_COLUMNS
+from statehouse.values import RESERVED, parse_expression
+from statehouse.yaml_file import parse_yaml
+
+MOST_KEYS = 5  # that are offered
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a sample says: columns, the names that cannot be columns, and the likely keys and event times."""
+
+    sample: Sample
+    columns: list[Column]
+    left_out: list[str]
+    leaves: list[Leaf]
+    keys: list[Candidate]
+    times: list[Candidate]
+
+    def leaf(self, sql: str) -> Leaf | None:
+        """The column, or field, of an expression that is one."""
+        return next((leaf for leaf in self.leaves if leaf.sql == sql), None)
+
+    def agent(self, key: str) -> str | None:
+        """Who reports, where the store has this key."""
+        found = agents([leaf for leaf in self.leaves if leaf.sql != key], self.leaf(key))
+        return found[0].sql if found else None
+
+    def rules(self, key: str, agent: str | None, time: str | None, stream: str) -> list[Rule]:
+        """What the store may keep."""
+        return rules(self.leaves, key, agent, time, stream)
+
+
+@dataclass
+class Choice:
+    """What the file shall say, where it is not what is likeliest."""
+
+    topic: str
+    key: Sequence[str]
+    rule: Rule
+    time: str | None = None
+    store: str | None = None
+    root: str = "./lake"
+    kafka: Mapping[str, str] = field(default_factory=dict)
+
+
+def look_at(sample: Sample) -> Findings:
+    """What a sample says."""
+    columns, left_out = columns_of(sample.records)
+    found = leaves(columns, sample.records)
+    likely = keys(found, sample.records)[:MOST_KEYS]
+    return Findings(sample, columns, left_out, found, likely, times(found, sample.records))
+
+
+def file_text(findings: Findings, choice: Choice, out: str | Path) -> str:
+    """The text of the file that will be ``out``. Raises ConfigError where the choice makes no valid file."""
+    stream, key, rule = name_of(choice.topic), list(choice.key), choice.rule
+    first = next((k for k in findings.keys if [k.sql] == key), None)
+    proposal = Proposal(
+        source=f"{len(findings.sample.records):,} records of {findings.sample.source}",
+        topic=choice.topic,
+        stream=stream,
+        columns=findings.columns,
+        store=choice.store or store_name(stream, key, rule),
+        key=_with_names(key) if len(key) > 1 else key,
+        reduce=rule.reduce,
+        value=rule.value,
+        agent=rule.agent,
+        time=choice.time,
+        root=choice.root,
+        kafka=dict(choice.kafka),
+        left_out=findings.left_out,
+        values=_named_values(findings, {*key, rule.agent}, choice.time),
+        other_keys=[k.sql for k in findings.keys if k.sql not in key],
+        time_required=any(c.required and names(choice.time or "", c.name) for c in findings.columns),
+        other_times=[t.sql for t in findings.times if t.sql != choice.time],
+        why_key=first.why if first else "",
+    )
+    text = text_of(proposal)
+    config = from_document(parse_yaml(text, str(out), "a statehouse.yaml"), Path(out), {})
+    _check_columns(proposal, findings)
+    decoder = decoder_for(config.streams[stream], [], [])
+    payloads = [record.text.encode() for record in findings.sample.records]
+    none = [None] * len(payloads)
+    reasons = decoder.decode(none, none, none, payloads).column("_reason")
+    if reasons.null_count != len(reasons):
+        raise AssertionError(f"{out}: a record of the sample does not fit: {reasons.drop_null()[0]}")
+    return text
+
+
+def name_of(text: str) -> str:
+    """A name for a stream or a store: letters, digits and ``_``."""
+    plain = re.sub("[^A-Za-z0-9]+", "_", text).strip("_")
+    return plain if re.match("[A-Za-z]", plain) else f"s_{plain}".rstrip("_")
+
+
+def store_name(stream: str, key: Sequence[str], rule: Rule) -> str:
+    """``reports_by_device``, ``total_amount_by_customer_card_no``."""
+    what = stream if rule.value in (None, "_payload") else rule.value or stream
+    of = ["key" if part == "_key" else part for part in key]
+    return name_of("_".join([_snake(what), "by", *map(_snake, of)]))
+
+
+def _snake(text: str) -> str:
+    return re.sub("(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name_of(text)).lower()
+
+
+def _with_names(key: Sequence[str]) -> list[str]:
+    """The parts of a composite key: a table cannot have a column ``value``, or two of one name."""
+    parts = []
+    for part in key:
+        tree = parse_expression(part)
+        name = tree.alias_or_name
+        taken = name in RESERVED or name.startswith("_")
+        own = f"{_snake(name)}_key" if taken else "" if name else _snake(part)
+        parts.append(f"{part} AS {own}" if own and not tree.alias else part)
+    return parts
+
+
+def _named_values(findings: Findings, but: set[str | None], time: str | None) -> dict[str, list[str]]:
+    """Columns that have few values, kinds and states first; and these, the most frequent first."""
+    leaves = [leaf for leaf in findings.leaves if few(leaf) and leaf.sql not in but and not names(time or "", leaf.sql)]
+    leaves.sort(key=lambda leaf: not leaf.words & (KIND_WORDS | STATE_WORDS))
+    return {
+        leaf.sql: [str(v).lower() if isinstance(v, bool) else str(v) for v, _ in leaf.counts.most_common()]
+        for leaf in leaves
+    }
+
+
+def _check_columns(proposal: Proposal, findings: Findings) -> None:
+    """Raise ConfigError where an expression names what is no column; of all else ``check`` knows more."""
+    known = {column.name.lower() for column in findings.columns} | set(EVENT_COLUMNS)
+    given = {"--key": proposal.key, "--time": [proposal.time], "--value": [proposal.value], "--agent": [proposal.agent]}
+    for option, texts in given.items():
+        for text in filter(None, texts):
+            for column in parse_expression(text).find_all(exp.Column):
+                name = column.parts[0].name
+                if name.lower() not in known:
+                    expected = ", ".join(c.name for c in findings.columns)
+                    raise ConfigError(
+                        f"{option}: found the column {name!r}, expected one of {expected}",
+                        advice=f"give another {option}",
+                    )

@@ -1,0 +1,136 @@
+"""The text of a ``statehouse.yaml``, with comments that say what each line is for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from statehouse.init.shapes import Column
+
+WIDTH = 42  # where comments begin
+SECRET = ("password", "secret", "sasl.jaas.config")  # of Kafka's properties: they are not for a file that is shared
+REDUCERS = "latest, first, sum, count, min, max, avg, majority, at_least_one(value, otherwise)"
+
+
+@dataclass
+class Proposal:
+    """All that the file says."""
+
+    source: str
+    topic: str
+    stream: str
+    columns: Sequence[Column]
+    store: str
+    key: Sequence[str]  # several: a composite key
+    reduce: str
+    value: str | None = None
+    agent: str | None = None
+    time: str | None = None
+    root: str = "./lake"
+    kafka: dict[str, str] = field(default_factory=dict)
+    left_out: Sequence[str] = ()  # names that cannot be columns
+    values: dict[str, list[str]] = field(default_factory=dict)  # of columns that have few
+    other_keys: Sequence[str] = ()
+    other_times: Sequence[str] = ()
+    why_key: str = ""
+    time_required: bool = False
+
+
+def text_of(made: Proposal) -> str:
+    """The file."""
+    payload = "_payload" in (made.value or "") or made.left_out
+    lines = [
+        f"# What statehouse keeps of {_shown(made.topic)}: written by `statehouse init` from {_shown(made.source)}.",
+        "# Change what you like, then run `statehouse check`.",
+        _with(f"root: {_scalar(made.root)}", "where the tables are: a path, s3a://, abfss://"),
+        "kafka:",
+        *(f"  {_scalar(n)}: {_scalar(v)}" for n, v in made.kafka.items() if not _secret(n)),
+        *(f"  # {_scalar(n)}: comes from the environment, {_variable(n)}" for n in made.kafka if _secret(n)),
+        "",
+        "streams:",
+        f"  {made.stream}:",
+        f"    topic: {_scalar(made.topic)}",
+        "    # The columns of the JSON payload. A record that lacks a NOT NULL column, or has another type, is refused: it goes",
+        "    # to the quarantine. Fields that are not listed are ignored.",
+        "    schema: >-",
+        *(f"      {c.definition}{',' * (c is not made.columns[-1])}" for c in made.columns),
+    ]
+    if made.left_out:
+        names = ", ".join(map(_shown, made.left_out[:10]))
+        lines.append(f"    # Left out, since a column cannot have such a name: {names}.")
+    if made.time:
+        lines.append(
+            _with(
+                f"    time: {_scalar(made.time)}",
+                "when it happened" + ("" if made.time_required else "; a record without it: Kafka's time"),
+            )
+        )
+        if made.other_times:
+            lines.append(f"    # Also possible: {', '.join(map(_shown, made.other_times))}")
+    else:
+        lines.append(_with("    # time: a_column", "when it happened; now it is Kafka's time"))
+    lines.append(
+        _with("    keep_payload: true" if payload else "    # keep_payload: true", "also keeps the text itself")
+    )
+    lines += ["", "stores:", f"  {made.store}:", f"    stream: {made.stream}"]
+    keys = [_scalar(k) for k in made.key]
+    key = keys[0] if len(keys) == 1 else f"[{', '.join(_scalar(k, flow=True) for k in made.key)}]"
+    lines.append(_with(f"    key: {key}", made.why_key))
+    if made.other_keys:
+        lines.append(f"    # Also possible: {', '.join(map(_shown, made.other_keys))}; or several: [a, b]")
+    if made.agent:
+        lines.append(_with(f"    agent: {_scalar(made.agent)}", "who reports"))
+    if made.value is not None:
+        lines.append(f"    value: {_scalar(made.value)}")
+    lines.append(_with(f"    reduce: {_scalar(made.reduce)}", f"or: {REDUCERS}"))
+    for name, values in made.values.items():
+        lines.append(f"    # {_shown(name)} is one of: {', '.join(_shown(value) for value in values)}")
+    if made.values:
+        name, values = next(iter(made.values.items()))
+        condition = f"{name} = {_literal(values[0])}"
+        lines.append(_with(f"    # where: {_scalar(condition)}", "only these events"))
+    lines.append(_with("    # window: 1 hour", "a value for each hour of event time"))
+    lines.append(_with("    # publish: a-topic", "each change, to a compacted topic"))
+    return "\n".join(lines) + "\n"
+
+
+def _with(text: str, comment: str) -> str:
+    return f"{text:<{WIDTH - 1}} # {comment}" if comment else text
+
+
+def _shown(text: str) -> str:
+    """Text in a comment: one line, and what cannot be printed is escaped."""
+    short = text if len(text) <= 60 else f"{text[:59]}…"
+    return short if short.isprintable() else json.dumps(short)
+
+
+def _literal(value: str) -> str:
+    return (
+        value if value in ("true", "false") or re.fullmatch("-?[0-9]+", value) else "'" + value.replace("'", "''") + "'"
+    )
+
+
+def _scalar(value: Any, flow: bool = False) -> str:
+    """A text as YAML, in quotes only where it needs them."""
+    text = str(value)
+    line = f"[{text}]" if flow else text
+    try:
+        plain = yaml.safe_load(f"x: {line} # comment")
+    except yaml.YAMLError:
+        plain = None
+    if text.isprintable() and plain == {"x": [text] if flow else text}:
+        return text
+    return json.dumps(text)
+
+
+def _secret(name: str) -> bool:
+    return any(word in name for word in SECRET)
+
+
+def _variable(name: str) -> str:
+    return "$STATEHOUSE_KAFKA__" + re.sub("[^A-Z0-9]", "_", name.upper())
