@@ -300,6 +300,7 @@ def test_a_text_that_yaml_made_a_name_of_is_explained(spark, tmp_path, capsys):
     """``check`` in the words of Spark, and then why."""
     file = write(tmp_path, GOOD.replace("key: key", "key: 'ok'").replace("value: value", "value: nothing"))
     assert main(["check", "-c", str(file)]) == 2
-    key, value = capsys.readouterr().err.splitlines()[-2:]
+    key, value, advice = capsys.readouterr().err.splitlines()[-3:]
+    assert advice == "  to do: correct it there, then `statehouse check`"
     assert f"{file}:12: stores.status.key: found 'ok'" in key and "a text of SQL in YAML's quotes is \"'text'\"" in key
     assert f"{file}:14: stores.status.value: found 'nothing'" in value and "quotes" not in value

@@ -1,0 +1,175 @@
+"""What a command shows: errors, tables, progress. Colour, tables with lines and progress are for a terminal; what is piped or
+redirected gets plain text, and so does a script."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO, Any
+
+import click
+
+from statehouse.errors import ConfigError, StatehouseError
+
+_FOUND = re.compile(r"(?:(?P<where>.*?):? )??(?P<what>found .*?), (?P<wanted>expected .*)", re.DOTALL)
+
+
+def is_terminal(stream: IO[str]) -> bool:
+    """Whether someone looks at a stream."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def coloured(stream: IO[str]) -> bool:
+    """Whether a stream takes colours: a terminal does, unless $NO_COLOR is set."""
+    return is_terminal(stream) and not os.environ.get("NO_COLOR")
+
+
+def print_json(value: Any) -> None:
+    """JSON on stdout."""
+    print(json.dumps(value, indent=2, default=str))
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong. ``line`` is all of it in one line, which scripts and editors read."""
+
+    line: str
+    advice: str = ""
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """``where``, ``found`` and ``expected``; only ``found`` for a sentence that has no such parts."""
+        match = _FOUND.fullmatch(self.line)
+        if match is None:
+            return {"found": self.line}
+        return {
+            "where": match["where"] or "",
+            "found": match["what"].removeprefix("found "),
+            "expected": match["wanted"].removeprefix("expected "),
+        }
+
+
+def problems_of(error: StatehouseError) -> list[Problem]:
+    """The problems that an error names: a line each where the file is wrong."""
+    if isinstance(error, ConfigError):
+        return [Problem(line, error.advice) for line in str(error).splitlines()]
+    return [Problem(f"statehouse: {error}", error.advice)]
+
+
+def show_problems(problems: Sequence[Problem]) -> None:
+    """Problems on stderr. On a terminal what was found, what was expected and what to do stand below each other; elsewhere
+    each problem is one line, and what to do the last."""
+    looked_at = is_terminal(sys.stderr)
+    for problem in problems:
+        if looked_at:
+            _show_parts(problem)
+        else:
+            print(problem.line, file=sys.stderr)
+    for advice in dict.fromkeys(problem.advice for problem in problems if problem.advice):
+        if looked_at:
+            _write("to do", advice, "green")
+        else:
+            print(f"  to do: {advice}", file=sys.stderr)
+
+
+def _show_parts(problem: Problem) -> None:
+    parts = problem.parts
+    if where := parts.pop("where", ""):
+        print(click.style(where, bold=True) if coloured(sys.stderr) else where, file=sys.stderr)
+    for name, text in parts.items():
+        _write(name, text, "red" if name == "found" else "yellow")
+
+
+def _write(name: str, text: str, colour: str) -> None:
+    label = f"{name:<8}"
+    print(f"  {click.style(label, fg=colour) if coloured(sys.stderr) else label}  {text}", file=sys.stderr)
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------------------
+
+
+def show_table(of: str, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
+    """Rows by their ``name``, under ``of``, and other columns of theirs."""
+    cells = [(r["name"], *("-" if r[c] is None else str(r[c]) for c in columns)) for r in rows]
+    if is_terminal(sys.stdout):
+        _show_rich_table((of, *columns), cells)
+        return
+    lines = [(of, *columns), *cells]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _show_rich_table(names: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    for number, name in enumerate(names):
+        column = [row[number] for row in cells]
+        numeric = all(cell == "-" or cell.lstrip("-").isdigit() for cell in column)
+        table.add_column(name, justify="right" if number and numeric else "left", overflow="fold")
+    for row in cells:
+        table.add_row(*(Text(f"{int(c):,}" if c.isdigit() and i else c) for i, c in enumerate(row)))
+    Console().print(table)
+
+
+# --- progress --------------------------------------------------------------------------------------------------------------------
+
+
+class Work:
+    """What is going on, for as long as :func:`working`; does nothing where nobody looks."""
+
+    def __init__(self, progress: Any = None, text: str = "", total: int | None = None) -> None:
+        self._progress = progress
+        self._task = progress.add_task(text, total=total) if progress else None
+
+    def show(self, text: str, done: int | None = None) -> None:
+        """Say what is done now, and how many of the ``total`` are."""
+        if self._progress:
+            self._progress.update(self._task, description=text, completed=done)
+
+
+@contextmanager
+def working(text: str, total: int | None = None) -> Iterator[Work]:
+    """Show on a terminal's stderr what takes a while, with the seconds that it has taken, and a bar where there is a ``total``."""
+    if not is_terminal(sys.stderr):
+        yield Work()
+        return
+    from rich.console import Console
+    from rich.file_proxy import FileProxy
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    class Visible(Console):
+        # A signal may end the process at once, and would leave the terminal without a cursor.
+        def show_cursor(self, show: bool = True) -> bool:
+            return False
+
+    # Of its own: while Spark starts, what is written to file descriptor 2 goes into Spark's log.
+    with os.fdopen(os.dup(sys.stderr.fileno()), "w") as terminal:
+        console = Visible(file=terminal, force_terminal=True)
+        columns = [SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()]
+        if total is not None:
+            columns[2:2] = [BarColumn(bar_width=20), MofNCompleteColumn()]
+        progress = Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
+        handlers = [h for h in logging.getLogger().handlers if isinstance(h, logging.StreamHandler)]
+        streams = [handler.setStream(FileProxy(console, handler.stream)) for handler in handlers]  # above the progress
+        try:
+            work = Work(progress, text, total)
+            with progress:
+                yield work
+        finally:
+            for handler, stream in zip(handlers, streams, strict=True):
+                if stream is not None:
+                    handler.setStream(stream)
