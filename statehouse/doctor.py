@@ -113,6 +113,7 @@ def packages() -> Check:
     extras = ["", *(extra for extra, leader in HALVES.items() if _installed(leader))]
     wrong, count = [], 0
     for requirement in needed:
+        # A requirement of no half has no marker.
         if any(requirement.marker is None or requirement.marker.evaluate({"extra": extra}) for extra in extras):
             count += 1
             version = _installed(requirement.name)

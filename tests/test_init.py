@@ -59,7 +59,7 @@ def proposed(rows):
     findings = look_at(sample_of(rows))
     key, time = findings.keys[0].sql, findings.times[0].sql if findings.times else None
     agent = findings.agent(key)
-    rule = findings.rules(key, agent, time, "t")[0]
+    rule = findings.rules(key, agent, time)[0]
     return key, time, agent, (rule.reduce, rule.value)
 
 
@@ -232,7 +232,7 @@ def test_the_schema_takes_every_record_that_it_was_made_of():
         if not findings.columns:
             continue
         key = findings.keys[0].sql
-        rule = dice.choice(findings.rules(key, findings.agent(key), None, "t"))
+        rule = dice.choice(findings.rules(key, findings.agent(key), None))
         kafka = {"bootstrap.servers": "h:1", "client.id": dice.choice(["x: y", "#", "null", "1", "'", "\u2028"])}
         times = [None, *(time.sql for time in findings.times)]
         text = file_text(findings, Choice("t", [key], rule, dice.choice(times), kafka=kafka), "statehouse.yaml")

@@ -156,7 +156,7 @@ def _proposed(
         reducer = reduce or "latest"
         rule = Rule(reducer, value, "", by if re.match("majority|at_least_one", reducer) else None)
     else:
-        rule = _ask_rule(findings, parts[0], by, time, name_of(topic), ask)
+        rule = _ask_rule(findings, parts[0], by, time, ask)
     if agent and agent != NONE:
         rule = Rule(rule.reduce, rule.value, rule.text, agent)
     choice = Choice(topic, parts, rule, None if time == NONE else time, store, kafka=kafka)
@@ -210,8 +210,8 @@ def _ask_key(findings: Findings, ask: bool) -> str:
     return findings.keys[_choose("Which key? The store has a row for each.", rows) if ask else 0].sql
 
 
-def _ask_rule(findings: Findings, key: str, agent: str | None, time: str | None, stream: str, ask: bool) -> Rule:
-    rules = findings.rules(key, agent, time, stream)
+def _ask_rule(findings: Findings, key: str, agent: str | None, time: str | None, ask: bool) -> Rule:
+    rules = findings.rules(key, agent, time)
     rows = [(_short(rule), rule.text) for rule in rules]
     return rules[_choose("What is kept of each key?", rows) if ask else 0]
 

@@ -12,7 +12,7 @@ from sqlglot import exp
 from statehouse.config import from_document
 from statehouse.errors import ConfigError
 from statehouse.init.names import KIND_WORDS, STATE_WORDS
-from statehouse.init.roles import Candidate, Leaf, Rule, agents, few, keys, leaves, names, rules, times
+from statehouse.init.roles import Candidate, Leaf, Rule, agents, few, keys, leaves_of, names, rules, times
 from statehouse.init.sample import Sample
 from statehouse.init.shapes import Column, columns_of
 from statehouse.init.writing import Proposal, text_of
@@ -41,12 +41,12 @@ class Findings:
 
     def agent(self, key: str) -> str | None:
         """Who reports, where the store has this key."""
-        found = agents([leaf for leaf in self.leaves if leaf.sql != key], self.leaf(key))
-        return found[0].sql if found else None
+        likely = agents([leaf for leaf in self.leaves if leaf.sql != key], self.leaf(key))
+        return likely[0].sql if likely else None
 
-    def rules(self, key: str, agent: str | None, time: str | None, stream: str) -> list[Rule]:
+    def rules(self, key: str, agent: str | None, time: str | None) -> list[Rule]:
         """What the store may keep."""
-        return rules(self.leaves, key, agent, time, stream)
+        return rules(self.leaves, key, agent, time)
 
 
 @dataclass
@@ -65,9 +65,9 @@ class Choice:
 def look_at(sample: Sample) -> Findings:
     """What a sample says."""
     columns, left_out = columns_of(sample.records)
-    found = leaves(columns, sample.records)
-    likely = keys(found, sample.records)[:MOST_KEYS]
-    return Findings(sample, columns, left_out, found, likely, times(found, sample.records))
+    leaves = leaves_of(columns, sample.records)
+    likely = keys(leaves, sample.records)[:MOST_KEYS]
+    return Findings(sample, columns, left_out, leaves, likely, times(leaves, sample.records))
 
 
 def file_text(findings: Findings, choice: Choice, out: str | Path) -> str:

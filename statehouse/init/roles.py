@@ -105,7 +105,7 @@ class Rule:
     agent: str | None = None
 
 
-def leaves(columns: Sequence[Column], records: Sequence[Record]) -> list[Leaf]:
+def leaves_of(columns: Sequence[Column], records: Sequence[Record]) -> list[Leaf]:
     """All scalar leaves of the columns, in their order."""
     return [leaf for c in columns for leaf in _leaves((c.name,), parse_type(c.ddl), records)]
 
@@ -134,13 +134,13 @@ def _plain(value: Any) -> Any:
 # --- time ------------------------------------------------------------------------------------------------------------------------
 
 
-def times(found: Sequence[Leaf], records: Sequence[Record]) -> list[Candidate]:
+def times(leaves: Sequence[Leaf], records: Sequence[Record]) -> list[Candidate]:
     """The event times that are likely, the likeliest first."""
     candidates = []
-    for leaf in found:
-        if (read := _moments(leaf)) is None:
+    for leaf in leaves:
+        if (moments := _moments(leaf)) is None:
             continue
-        sql, seconds = read
+        sql, seconds = moments
         score = _time_score(leaf, seconds, records)
         if score >= 3.5:
             candidates.append(Candidate(sql, score))
@@ -189,11 +189,11 @@ def _time_score(leaf: Leaf, seconds: Sequence[float | None], records: Sequence[R
 # --- key -------------------------------------------------------------------------------------------------------------------------
 
 
-def keys(found: Sequence[Leaf], records: Sequence[Record]) -> list[Candidate]:
+def keys(leaves: Sequence[Leaf], records: Sequence[Record]) -> list[Candidate]:
     """The keys that are likely, the likeliest first: columns, and the key of Kafka's messages where no column says the same."""
     with_key = [record.key is not None for record in records]
     candidates, same = [], False
-    for leaf in found:
+    for leaf in leaves:
         if leaf.kind.name not in ("STRING", "INT", "BIGINT") or not leaf.present:
             continue
         of_kafka = _is_kafkas(leaf, records) if any(with_key) else False
@@ -240,10 +240,10 @@ def _key_score(leaf: Leaf, counts: Counter[Any]) -> float:
 # --- agent, value ----------------------------------------------------------------------------------------------------------------
 
 
-def agents(found: Sequence[Leaf], key: Leaf | None) -> list[Candidate]:
+def agents(leaves: Sequence[Leaf], key: Leaf | None) -> list[Candidate]:
     """Who reports, where the name says so, or where several report of the same key."""
     candidates = []
-    for leaf in found:
+    for leaf in leaves:
         if leaf is key or leaf.kind.name not in ("STRING", "INT", "BIGINT") or not leaf.present:
             continue
         score = 3.0 if leaf.words & AGENT_WORDS and "user" not in leaf.words else 0.0
@@ -256,10 +256,10 @@ def agents(found: Sequence[Leaf], key: Leaf | None) -> list[Candidate]:
     return sorted(candidates, key=lambda candidate: -candidate.score)
 
 
-def rules(found: Sequence[Leaf], key: str | None, agent: str | None, time: str | None, stream: str) -> list[Rule]:
+def rules(leaves: Sequence[Leaf], key: str | None, agent: str | None, time: str | None) -> list[Rule]:
     """What a store may keep of each key, the likeliest first."""
     others = [
-        leaf for leaf in found if leaf.sql not in (key, agent) and leaf.present and not names(time or "", leaf.sql)
+        leaf for leaf in leaves if leaf.sql not in (key, agent) and leaf.present and not names(time or "", leaf.sql)
     ]
     # What is inside of something else, or often missing, is more likely a part of an address than a state.
     states = _best([leaf for leaf in others if leaf.missing < 0.3 and (len(leaf.path) == 1 or few(leaf))], STATE_WORDS)
@@ -274,8 +274,8 @@ def rules(found: Sequence[Leaf], key: str | None, agent: str | None, time: str |
         listed += [one for s in votes[:1] if few(s) and (one := _at_least_one(s, agent))]
     listed += [Rule("latest", s.sql, f"the latest {s.sql}") for s in [*states[:1], *readings[:1]]]
     listed += [Rule("sum", a.sql, f"the sum of {a.sql}") for a in amounts[:1]]
-    listed.append(Rule("latest", "_payload", f"the latest of the {stream}, all of it"))
-    listed.append(Rule("count", None, f"the number of {stream}"))
+    listed.append(Rule("latest", "_payload", "the newest record, all of it"))
+    listed.append(Rule("count", None, "the number of records"))
     return listed
 
 
@@ -293,9 +293,9 @@ def names(sql: str, leaf: str) -> bool:
     return re.search(rf"(?<![\w.`]){re.escape(leaf)}(?![\w.`])", sql) is not None
 
 
-def _best(found: Sequence[Leaf], wanted: set[str]) -> list[Leaf]:
+def _best(leaves: Sequence[Leaf], wanted: set[str]) -> list[Leaf]:
     """Leaves whose name has one of the words, those first of which it is the last word: ``TotalAmount`` before ``AmountCode``."""
-    named = [leaf for leaf in found if leaf.words & wanted and not leaf.words & ID_WORDS]
+    named = [leaf for leaf in leaves if leaf.words & wanted and not leaf.words & ID_WORDS]
     return sorted(named, key=lambda leaf: (len(leaf.path), len(leaf.words - wanted)))
 
 

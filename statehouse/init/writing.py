@@ -41,57 +41,57 @@ class Proposal:
     time_required: bool = False
 
 
-def text_of(made: Proposal) -> str:
+def text_of(proposal: Proposal) -> str:
     """The file."""
-    payload = "_payload" in (made.value or "") or made.left_out
+    payload = "_payload" in (proposal.value or "") or proposal.left_out
     lines = [
-        f"# What statehouse keeps of {_shown(made.topic)}: written by `statehouse init` from {_shown(made.source)}.",
+        f"# What statehouse keeps of {_shown(proposal.topic)}: written by `statehouse init` from {_shown(proposal.source)}.",
         "# Change what you like, then run `statehouse check`.",
-        _with(f"root: {_scalar(made.root)}", "where the tables are: a path, s3a://, abfss://"),
+        _with(f"root: {_scalar(proposal.root)}", "where the tables are: a path, s3a://, abfss://"),
         "kafka:",
-        *(f"  {_scalar(n)}: {_scalar(v)}" for n, v in made.kafka.items() if not _secret(n)),
-        *(f"  # {_scalar(n)}: comes from the environment, {_variable(n)}" for n in made.kafka if _secret(n)),
+        *(f"  {_scalar(n)}: {_scalar(v)}" for n, v in proposal.kafka.items() if not _secret(n)),
+        *(f"  # {_scalar(n)}: comes from the environment, {_variable(n)}" for n in proposal.kafka if _secret(n)),
         "",
         "streams:",
-        f"  {made.stream}:",
-        f"    topic: {_scalar(made.topic)}",
+        f"  {proposal.stream}:",
+        f"    topic: {_scalar(proposal.topic)}",
         "    # The columns of the JSON payload. A record that lacks a NOT NULL column, or has another type, is refused: it goes",
         "    # to the quarantine. Fields that are not listed are ignored.",
         "    schema: >-",
-        *(f"      {c.definition}{',' * (c is not made.columns[-1])}" for c in made.columns),
+        *(f"      {c.definition}{',' * (c is not proposal.columns[-1])}" for c in proposal.columns),
     ]
-    if made.left_out:
-        names = ", ".join(map(_shown, made.left_out[:10]))
+    if proposal.left_out:
+        names = ", ".join(map(_shown, proposal.left_out[:10]))
         lines.append(f"    # Left out, since a column cannot have such a name: {names}.")
-    if made.time:
+    if proposal.time:
         lines.append(
             _with(
-                f"    time: {_scalar(made.time)}",
-                "when it happened" + ("" if made.time_required else "; a record without it: Kafka's time"),
+                f"    time: {_scalar(proposal.time)}",
+                "when it happened" + ("" if proposal.time_required else "; a record without it: Kafka's time"),
             )
         )
-        if made.other_times:
-            lines.append(f"    # Also possible: {', '.join(map(_shown, made.other_times))}")
+        if proposal.other_times:
+            lines.append(f"    # Also possible: {', '.join(map(_shown, proposal.other_times))}")
     else:
         lines.append(_with("    # time: a_column", "when it happened; now it is Kafka's time"))
     lines.append(
         _with("    keep_payload: true" if payload else "    # keep_payload: true", "also keeps the text itself")
     )
-    lines += ["", "stores:", f"  {made.store}:", f"    stream: {made.stream}"]
-    keys = [_scalar(k) for k in made.key]
-    key = keys[0] if len(keys) == 1 else f"[{', '.join(_scalar(k, flow=True) for k in made.key)}]"
-    lines.append(_with(f"    key: {key}", made.why_key))
-    if made.other_keys:
-        lines.append(f"    # Also possible: {', '.join(map(_shown, made.other_keys))}; or several: [a, b]")
-    if made.agent:
-        lines.append(_with(f"    agent: {_scalar(made.agent)}", "who reports"))
-    if made.value is not None:
-        lines.append(f"    value: {_scalar(made.value)}")
-    lines.append(_with(f"    reduce: {_scalar(made.reduce)}", f"or: {REDUCERS}"))
-    for name, values in made.values.items():
+    lines += ["", "stores:", f"  {proposal.store}:", f"    stream: {proposal.stream}"]
+    keys = [_scalar(k) for k in proposal.key]
+    key = keys[0] if len(keys) == 1 else f"[{', '.join(_scalar(k, flow=True) for k in proposal.key)}]"
+    lines.append(_with(f"    key: {key}", proposal.why_key))
+    if proposal.other_keys:
+        lines.append(f"    # Also possible: {', '.join(map(_shown, proposal.other_keys))}; or several: [a, b]")
+    if proposal.agent:
+        lines.append(_with(f"    agent: {_scalar(proposal.agent)}", "who reports"))
+    if proposal.value is not None:
+        lines.append(f"    value: {_scalar(proposal.value)}")
+    lines.append(_with(f"    reduce: {_scalar(proposal.reduce)}", f"or: {REDUCERS}"))
+    for name, values in proposal.values.items():
         lines.append(f"    # {_shown(name)} is one of: {', '.join(_shown(value) for value in values)}")
-    if made.values:
-        name, values = next(iter(made.values.items()))
+    if proposal.values:
+        name, values = next(iter(proposal.values.items()))
         condition = f"{name} = {_literal(values[0])}"
         lines.append(_with(f"    # where: {_scalar(condition)}", "only these events"))
     lines.append(_with("    # window: 1 hour", "a value for each hour of event time"))
