@@ -31,7 +31,7 @@ def serve(file: str | None, host: str, port: int, workers: int) -> int:
 @command(
     "Run",
     ("statehouse broker", "Kafka on 127.0.0.1:9092; its data is in ./kafka"),
-    ("statehouse broker --dir /tmp/kafka --port 0", "on any free port, which it prints"),
+    ("statehouse broker --dir ./kafka2 --port 0", "on any free port, which it prints"),
     until_stopped=True,
 )
 @click.option("--dir", "folder", default="./kafka", show_default=True, help="Where its data is kept.")
