@@ -145,7 +145,7 @@ def test_tokens(tmp_path: Path) -> None:
 
 HERE = Path(__file__).parent
 # Not at full depth a few examples of some stores: one of each kind of route.
-EXAMPLES = sized(10, 300)
+EXAMPLES = sized(6, 300)
 SOME = "^/[^/]*$|^/streams/|^/tasks|^/stores/(votes|money|hours)"
 
 
