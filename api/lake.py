@@ -8,6 +8,7 @@ turn, and none takes longer than ``api: max_time``, waiting included.
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
@@ -37,11 +38,12 @@ from api.problems import Problem
 from api.snapshot import Row, Snapshot, casts, load, of_table
 from statehouse.alike import difference, given, store_expressions
 from statehouse.config import Config, Store, Stream
-from statehouse.fold import Rule, gained
+from statehouse.fold import Rule, gained, gained_columns
 from statehouse.fold import quoted as spark_quoted
+from statehouse.payload import Field, in_payloads
 from statehouse.requeue import KIND
 from statehouse.tables import LOADED, TASK_COLUMNS, changelog_columns, offsets_at, opened, table, tasks_table
-from statehouse.transpile import to_duckdb
+from statehouse.transpile import duckdb_type, to_duckdb
 from statehouse.values import parse_expression
 
 SCANS = 100  # of one connection: a question of the past leaves 0.05 MiB behind, and a new connection takes 0.1 s
@@ -301,7 +303,7 @@ class Lake:
                     if (rows := rows + batch.num_rows) > MOST:
                         raise _gone(f"found more than {MOST:,} events since version {start} of the changelog")
                     db.register("_events", batch)
-                    events = rule.project(filled("_events", stream, batch.column_names), guard=GUARD)
+                    events = rule.project(filled(db, "_events", stream, batch.column_names), guard=GUARD)
                     key = casts({k: snapshot.types[k] for k in rule.keys})
                     db.execute(f"INSERT INTO _touched SELECT DISTINCT {key} FROM ({to_duckdb(events)})")
                     db.unregister("_events")
@@ -415,7 +417,7 @@ def attached(
 ) -> Iterator[str]:
     """The same in parts, each of so many files of it; of those ``which`` are wanted."""
     for part in parts(db, table(config, "changelog", stream.name), version, CHANGELOG, at_once, which):
-        yield filled(part, stream, [row[0] for row in db.execute(f"DESCRIBE SELECT * FROM {part}").fetchall()])
+        yield filled(db, part, stream, [row[0] for row in db.execute(f"DESCRIBE SELECT * FROM {part}").fetchall()])
 
 
 def _may_have(values: Mapping[str, Any], files: pa.Table) -> pa.Array:
@@ -433,13 +435,28 @@ def _may_have(values: Mapping[str, Any], files: pa.Table) -> pa.Array:
     return made
 
 
-def filled(relation: str, stream: Stream, names: list[str]) -> str:
+def filled(db: duckdb.DuckDBPyConnection, relation: str, stream: Stream, names: list[str]) -> str:
     """A relation of changelog rows whose columns are ``names``, with those that the stream has gained; in Spark's words."""
-    made = gained(stream, names)
+    new = gained_columns(stream, names)
+    made = gained(stream, names, f"{_taken(db, new)}(_payload)" if new else "")
     if not made:
         return relation
     columns = [spark_quoted(n) for n in names if n not in made] + [f"{e} AS {spark_quoted(n)}" for n, e in made.items()]
     return f"(SELECT {', '.join(columns)} FROM {relation})"
+
+
+def _taken(db: duckdb.DuckDBPyConnection, fields: Sequence[Field]) -> str:
+    """The function of a database that takes some columns out of payloads; it is made where there is none."""
+    kind = ", ".join(f"{quoted(field.name)} {duckdb_type(field.kind.ddl)}" for field in fields)
+    name = f"_taken_{hashlib.sha256(kind.encode()).hexdigest()[:16]}"
+
+    def taken(texts: pa.ChunkedArray) -> pa.Array:
+        return in_payloads(fields, texts.to_pylist())
+
+    how: dict[str, Any] = {"type": "arrow", "null_handling": "special"}
+    with suppress(duckdb.NotImplementedException):  # it is there
+        db.create_function(name, taken, ["VARCHAR"], duckdb.type(f"STRUCT({kind})"), **how)
+    return name
 
 
 def _gone(detail: str) -> Problem:

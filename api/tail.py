@@ -94,7 +94,7 @@ class Tail:
             return Made(head, (), {}, (), (), {}, None)
         self.db.register("_events", events)
         try:
-            relation = filled("_events", self.stream, events.column_names)
+            relation = filled(self.db, "_events", self.stream, events.column_names)
             touched = self._touched(relation)
             if not touched:
                 return Made(head, (), {}, (), (), {}, None)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import cast
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from statehouse.config import Config, Stream
-from statehouse.fold import gained
+from statehouse.fold import gained, gained_columns, quoted
+from statehouse.payload import Field, in_payloads
 from statehouse.tables import table
 
 # What Spark and Delta say of a version whose log or whose files are gone, or may be.
@@ -22,6 +27,8 @@ GONE = (
     "DELTA_UNSUPPORTED_TIME_TRAVEL_BEYOND_DELETED_FILE_RETENTION_DURATION",
     "Could not find any delta files",
 )
+
+GAINED = "_gained"
 
 
 def gone(error: BaseException) -> bool:
@@ -52,6 +59,18 @@ def events(spark: SparkSession, config: Config, stream: Stream, start: int | Non
         rows = spark.read.format("delta").option("versionAsOf", head).load(path)
     else:
         rows = changes(spark, path, start, head).where("_change_type = 'insert'")
-    for name, expression in gained(stream, rows.columns).items():
+    fields = gained_columns(stream, rows.columns)
+    added = gained(stream, rows.columns, GAINED)
+    if fields:
+        parts = ", ".join(f"{quoted(field.name)}: {field.kind.ddl}" for field in fields)
+        kinds = cast(StructType, StructType.fromDDL(f"{GAINED} STRUCT<{parts}>"))
+        rows = rows.mapInArrow(partial(_filled, fields), StructType([*rows.schema.fields, *kinds.fields]))
+    for name, expression in added.items():
         rows = rows.withColumn(name, F.expr(expression))
-    return rows
+    return rows.drop(GAINED)
+
+
+def _filled(fields: Sequence[Field], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Rows of a changelog with what their payloads have for columns that its schema has gained."""
+    for batch in batches:
+        yield batch.append_column(GAINED, in_payloads(fields, batch["_payload"].to_pylist()))

@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from statehouse.config import Store, Stream
-from statehouse.payload import GREATEST_TIME, LEAST_TIME
+from statehouse.payload import GREATEST_TIME, LEAST_TIME, Field
 from statehouse.reducers import ORDER, ORDER_SQL, accumulator, addend, summation
-from statehouse.types import ENCODED, FORMS, type_or_none
+from statehouse.types import ENCODED, FORMS, parse_type, type_or_none
 from statehouse.values import milliseconds, safe
 
 TIMES = ("DATE", "TIMESTAMP", "TIMESTAMP_NTZ")
@@ -79,22 +79,27 @@ def valid(made: str, kind: str, written: str) -> str:
     return made if plain or kind.upper() != "STRING" else f"try_validate_utf8({made})"
 
 
-def gained(stream: Stream, names: Sequence[str]) -> dict[str, str]:
+def gained(stream: Stream, names: Sequence[str], payload: str) -> dict[str, str]:
     """The columns that a stream's schema has gained, as expressions over rows of the changelog, whose columns are
-    ``names``: where a row is from before, taken from its payload if that was kept, else null."""
+    ``names``: where a row is from before, taken from its payload if that was kept, else null. ``payload`` is a struct of what the
+    payload has for the :func:`gained_columns`."""
     known = [n.lower() for n in names]
-    old = known[: known.index("_payload")]  # new columns come after the system's own
     made = {}
-    for column in stream.columns:
-        if column.name.lower() not in old:
-            name = quoted(column.name)
-            found = [name] if column.name.lower() in known else []  # a version from before has no such column yet
-            payload = f"from_json(_payload, {literal(f'{name} {column.type}')}).{name}"
-            made[column.name] = f"coalesce({', '.join([*found, payload])})"
+    for column in gained_columns(stream, names):
+        name = quoted(column.name)
+        found = [name] if column.name.lower() in known else []  # a version from before has no such column yet
+        made[column.name] = f"coalesce({', '.join([*found, f'{payload}.{name}'])})"
     for lookup in stream.lookups:  # what was looked up is in no payload
         if lookup.name.lower() not in known:
             made[lookup.name] = f"CAST(NULL AS {lookup.column.type})"
     return made
+
+
+def gained_columns(stream: Stream, names: Sequence[str]) -> list[Field]:
+    """The columns that a stream's schema has gained since its changelog, whose columns are ``names``, was made."""
+    known = [n.lower() for n in names]
+    old = known[: known.index("_payload")]  # new columns come after the system's own
+    return [Field(column.name, parse_type(column.type)) for column in stream.columns if column.name.lower() not in old]
 
 
 @dataclass(frozen=True)

@@ -485,3 +485,9 @@ def _within(column: pa.Array) -> pa.Array:
     if ends["min"] is not None and not (least <= ends["min"] and ends["max"] <= greatest):
         raise pa.ArrowInvalid("outside the years 1 to 9999")
     return column
+
+
+def in_payloads(fields: Sequence[Field], texts: Sequence[str | None]) -> pa.StructArray:
+    """What payloads that were accepted without some columns have for them; null where the payload would be refused for it."""
+    found = [Decoder([field]).decode(texts)[0][0] for field in fields]
+    return pa.StructArray.from_arrays(found, names=[field.name for field in fields])

@@ -8,8 +8,12 @@ import shutil
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from api import duck
+from api.lake import attach
+from jobs import feed
 from jobs import lake as tables_of
 from jobs import recover as recovery
 from jobs.ingest import Ingest
@@ -18,8 +22,11 @@ from jobs.recover import recover
 from jobs.run import merge_once
 from statehouse.config import rule_file
 from statehouse.errors import DefinitionChanged, FeedLost
+from statehouse.payload import Decoder, Field
 from statehouse.status import store_status
 from statehouse.tables import generation, opened, position
+from statehouse.transpile import to_duckdb
+from statehouse.types import parse_type
 from tests.lakes import BATCHES, CONFIG, COUNT, T0, drawn, merged, more, right, state, whole, written
 from tests.records import SCHEMA, iso, record
 from tests.support.depth import FULL, deep, first, sized
@@ -280,3 +287,44 @@ stores:
         assert recover(spark, gained, gained.stores["n"], swap=True).swapped
         assert state(spark, gained, "n") == filled_in
         shutil.rmtree(gained.root)
+
+
+GAINED = {
+    "n": "INT",
+    "t": "TIMESTAMP",
+    "d": "DECIMAL(5,2)",
+    "b": "BOOLEAN",
+    "f": "DOUBLE",
+    "s": "STRING",
+    "a": "ARRAY<INT>",
+}
+SENT = (
+    '{"n": 5, "t": 1700000000, "d": 1.005, "b": true, "f": 1.5, "s": 1.50, "a": [1, null]}',
+    '{"n": "5", "t": "12:00", "d": "1.005", "b": "true", "f": "1.5", "s": {"x": 1.50}, "a": ["1", 2.5]}',
+    '{"n": 1.5, "t": "2024", "d": 1e400, "b": 1, "f": 1e400, "s": null, "a": 1}',
+    '{"n": 1, "n": 2, "t": "2024-05-05T10:00:00Z", "f": "NaN", "s": "\\u00e9"}',
+    '{"n": 2147483648, "t": "0000-01-01T00:00:00Z", "d": 1000}',
+)
+
+
+def test_a_column_added_later_is_what_it_would_have_been_in_both_engines(spark, lake):
+    text = "streams:\n  s: {{topic: t, schema: 'key STRING, ts TIMESTAMP{}', keep_payload: true}}\n"
+    config = lake(text.format(""))
+    payloads = [body.replace("{", f'{{"key": "k{i}", ', 1).encode() for i, body in enumerate(SENT)]
+    records = [record("t", 0, i, T0 + i, None, payload) for i, payload in enumerate(payloads)]
+    Ingest(spark, config, config.streams["s"]).batch(spark.createDataFrame(records, SCHEMA))
+    config = lake(text.format("".join(f", {name} {kind}" for name, kind in GAINED.items())))
+    fields = [Field(name, parse_type(kind)) for name, kind in GAINED.items()]
+    expected = {f.name: Decoder([f]).decode([p.decode() for p in payloads])[0][0].to_pylist() for f in fields}
+    assert expected["n"] == [5, None, None, 2, None], (
+        "as if it had been there, and null where it would have been refused"
+    )
+    stream, head = config.streams["s"], opened(f"{config.root}/changelog/s").version()
+    names = ", ".join(GAINED)
+    found = feed.events(spark, config, stream, None, head).orderBy("key").selectExpr(*GAINED).toArrow()
+    assert found.cast(pa.schema([(f.name, f.kind.arrow) for f in fields])).to_pydict() == expected
+    with duck.connect() as db:
+        for _ in range(2):  # the second one finds the function there
+            relation = attach(db, config, stream, head)
+            there = db.execute(to_duckdb(f"SELECT {names} FROM {relation} ORDER BY key")).to_arrow_table()
+    assert there.cast(pa.schema([(f.name, f.kind.arrow) for f in fields])).to_pydict() == expected
