@@ -39,12 +39,9 @@ def configured(lake, schema):
         if isinstance(kind, str) and kind.startswith(KEYS):
             stores.append(f"  k{number}: {{stream: s, key: ['`{name}` AS k', 'id % 7 AS m'], value: id, reduce: max}}")
     # Of a third of the events Spark would throw, also where ANSI mode is off.
-    stores.append(
-        "  thrown: {stream: s, key: 'id % 9 AS k', value: 'element_at(array(id, -id), CAST(id % 3 AS INT))', reduce: max}"
-    )
-    stores.append(
-        "  thrown_key: {stream: s, key: 'element_at(array(id % 5), CAST(id % 3 AS INT)) AS k', value: id, reduce: count}"
-    )
+    thrown = "timestamp_millis(CASE WHEN id % 3 = 0 THEN 9223372036854775807 ELSE id END)"
+    stores.append(f"  thrown: {{stream: s, key: 'id % 9 AS k', value: '{thrown}', reduce: max}}")
+    stores.append(f"  thrown_key: {{stream: s, key: '{thrown} AS k', value: id, reduce: count}}")
     text = "\n".join(stores).replace("'", '"')
     return lake(f"streams:\n  s: {{topic: t, schema: '{columns}'}}\nstores:\n{text}\n")
 
