@@ -188,6 +188,15 @@ def sql(core: Core, statement: str) -> Flow[Table]:
     return Table(in_utc(pa.ipc.open_stream(answer.content).read_all()), versions)
 
 
+def tables(core: Core) -> Flow[dict[str, dict[str, str]]]:
+    """Every table that :func:`sql` can read, such as ``state.<store>``: its columns with their types."""
+    document = yield from core.document("GET", "/sql")
+    found: dict[str, dict[str, str]] = {}
+    for row in document["rows"]:
+        found.setdefault(row["table"], {})[row["column"]] = row["type"]
+    return found
+
+
 def in_utc(table: Any) -> Any:
     """An Arrow table whose times say that they are in UTC."""
     pa = library("pyarrow")
