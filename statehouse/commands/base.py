@@ -33,10 +33,19 @@ class Command(click.Command):
         self.section, self.examples, self.until_stopped = section, examples, until_stopped
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Move negative numbers behind ``--``, where nothing is taken for an option."""
-        if "--" not in args and (numbers := [word for word in args if re.match(r"-\d", word)]):
-            args = [*(word for word in args if word not in numbers), "--", *numbers]
-        return super().parse_args(ctx, args)
+        """Move arguments behind ``--``, in their order: nothing is taken for an option there, also no negative number."""
+        with_value = {name for p in self.params if isinstance(p, click.Option) and not p.is_flag for name in p.opts}
+        options, arguments, rest = [], [], [*args]
+        while rest:
+            word = rest.pop(0)
+            if word == "--":
+                arguments += rest
+                break
+            if not word.startswith("-") or word == "-" or re.match(r"-\.?\d", word):
+                arguments.append(word)
+                continue
+            options += [word, *([rest.pop(0)] if word in with_value and rest else [])]
+        return super().parse_args(ctx, [*options, "--", *arguments] if arguments else options)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Set up signals and log lines, then run."""
