@@ -10,7 +10,7 @@ import sys
 import click
 
 from statehouse import stopping
-from statehouse.commands import check, init, jobs, past, serving, watching
+from statehouse.commands import check, init, jobs, past, querying, service, serving, watching
 from statehouse.commands.base import Group
 from statehouse.commands.output import Problem, problems_of, show_problems
 from statehouse.errors import StatehouseError
@@ -18,6 +18,16 @@ from statehouse.errors import StatehouseError
 COMMANDS = (
     *(init.init, watching.doctor, check.check),
     *(jobs.run, serving.serve, watching.status, serving.broker),
+    *(
+        service.get,
+        service.scan,
+        service.history,
+        service.watch,
+        service.put,
+        service.purge,
+        querying.sql,
+        querying.top,
+    ),
     *(jobs.ingest, jobs.merge, jobs.route, jobs.publish, jobs.tasks, jobs.maintain),
     *(past.load, past.recover, past.erase, past.requeue),
 )
@@ -38,8 +48,8 @@ COMMANDS = (
 def cli() -> None:
     """The current state of millions of keys from streams of events, as Delta tables.
 
-    Each command but init and broker takes -c FILE (default: $STATEHOUSE_CONFIG, else statehouse.yaml here). Any scalar of the
-    file can be given by the environment: STATEHOUSE_ROOT, STATEHOUSE_KAFKA__BOOTSTRAP_SERVERS.
+    Each command but init, broker and those that ask a service takes -c FILE (default: $STATEHOUSE_CONFIG, else statehouse.yaml
+    here). Any scalar of the file can be given by the environment: STATEHOUSE_ROOT, STATEHOUSE_KAFKA__BOOTSTRAP_SERVERS.
     """
 
 

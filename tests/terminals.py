@@ -17,9 +17,9 @@ def _take_terminal():
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-def on_terminal(words, answers=(), seconds=60, **options):
-    """Run Python with some words under a pty; each of the answers is typed when ``> `` is shown, or at once where there is
-    nothing to wait for. The exit code, and all that was shown."""
+def on_terminal(words, answers=(), seconds=60, prompt="> ", **options):
+    """Run Python with some words under a pty; each of the answers is typed when the prompt is the last that is shown. The exit
+    code, and all that was shown."""
     ours, theirs = pty.openpty()
     environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "200", **options.pop("environ", {})}
     ends = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
@@ -41,7 +41,7 @@ def on_terminal(words, answers=(), seconds=60, **options):
             if not read:
                 break
             shown += read
-            if waiting and shown[answered:].rstrip(b"\r\n").endswith(b"> "):
+            if waiting and shown[answered:].rstrip(b"\r\n").endswith(prompt.encode()):
                 answered = len(shown)
                 os.write(ours, waiting.pop(0).encode())
     finally:

@@ -75,6 +75,7 @@ def test_the_help_needs_neither_half():
         "deltalake",
         "pyarrow",
         "rich",
+        "httpx",
         "jobs",
         "api",
     }
@@ -169,6 +170,16 @@ def test_help_is_no_error(capsys, words):
 def test_a_key_may_be_a_negative_number():
     context = cli.commands["erase"].make_context("erase", ["latest", "-5", "-c", "f.yaml", "-6.5"])
     assert context.params["keys"] == ("-5", "-6.5") and context.params["file"] == "f.yaml"
+
+
+def test_arguments_keep_their_order_where_some_are_negative_numbers():
+    context = cli.commands["set"].make_context("set", ["tills", "a", "-5", "--agent", "me", "-.5", "--url=http://h"])
+    assert (context.params["key"], context.params["value"]) == (("a", "-5"), "-.5")
+    assert (context.params["agent"], context.params["url"], context.params["wait"]) == ("me", "http://h", True)
+    context = cli.commands["scan"].make_context("scan", ["--from", "-5", "tills", "--to", "-4"])
+    assert (context.params["store"], context.params["start"], context.params["to"]) == ("tills", "-5", "-4")
+    context = cli.commands["get"].make_context("get", ["tills", "--", "--json", "-a"])
+    assert (context.params["key"], context.params["as_json"]) == (("--json", "-a"), False)
 
 
 # --- what a terminal gets --------------------------------------------------------------------------------------------------------

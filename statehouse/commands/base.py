@@ -99,6 +99,26 @@ def config_option(function: F) -> F:
     return click.option("-c", "--config", "file", metavar="FILE", help=help)(function)
 
 
+def service_options(function: F) -> F:
+    """``--url`` and ``--token`` of the commands that ask a running service."""
+    url = click.option(
+        "--url",
+        default="http://127.0.0.1:8080",
+        envvar="STATEHOUSE_URL",
+        show_default=True,
+        callback=_checked_url,
+        help="Where the service is. Also $STATEHOUSE_URL.",
+    )
+    token = click.option("--token", envvar="STATEHOUSE_TOKEN", help="Who asks. Better: $STATEHOUSE_TOKEN.")
+    return url(token(function))
+
+
+def _checked_url(_context: click.Context, _option: click.Parameter, url: str) -> str:
+    if not re.match(r"https?://[^/?#]", url):
+        raise click.BadParameter(f"{url!r} is no address such as http://127.0.0.1:8080")
+    return url
+
+
 def json_option(function: F) -> F:
     """``--json``, as ``as_json``."""
     return click.option("--json", "as_json", is_flag=True, help="JSON on stdout, for scripts.")(function)

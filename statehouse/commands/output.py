@@ -100,29 +100,43 @@ def _write(name: str, text: str, colour: str) -> None:
 def show_table(of: str, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
     """Rows by their ``name``, under ``of``, and other columns of theirs."""
     cells = [(r["name"], *("-" if r[c] is None else str(r[c]) for c in columns)) for r in rows]
+    show_cells((of, *columns), cells)
+
+
+def show_cells(names: Sequence[str], cells: Sequence[Sequence[str]], thousands: bool = True) -> None:
+    """Rows of text under the columns' names; ``thousands``: whole numbers get commas on a terminal."""
     if is_terminal(sys.stdout):
-        _show_rich_table((of, *columns), cells)
+        from rich.console import Console
+
+        Console().print(rich_table(names, cells, thousands))
         return
-    lines = [(of, *columns), *cells]
+    lines = [names, *cells]
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     for line in lines:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
-def _show_rich_table(names: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+def rich_table(names: Sequence[str], cells: Sequence[Sequence[str]], thousands: bool = True) -> Any:
+    """The same as a table of rich's."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
     for number, name in enumerate(names):
         column = [row[number] for row in cells]
-        numeric = all(cell == "-" or cell.lstrip("-").isdigit() for cell in column)
-        table.add_column(name, justify="right" if number and numeric else "left", overflow="fold")
+        numeric = all(cell == "-" or re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", cell) for cell in column)
+        table.add_column(Text(name), justify="right" if number and numeric else "left", overflow="fold")
     for row in cells:
-        table.add_row(*(Text(f"{int(c):,}" if c.isdigit() and i else c) for i, c in enumerate(row)))
-    Console().print(table)
+        table.add_row(
+            *(Text(f"{int(c):,}" if thousands and i and re.fullmatch("[0-9]+", c) else c) for i, c in enumerate(row))
+        )
+    return table
+
+
+def printable(text: str) -> str:
+    """Text of any origin for a terminal, which would obey control characters: they are escaped, as Python has them."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 # --- progress --------------------------------------------------------------------------------------------------------------------
