@@ -505,7 +505,7 @@ def load(file: str | Path | None = None, environ: Mapping[str, str] = os.environ
     Raises :class:`ConfigError` with a line for each thing that is wrong: file, line, found, expected.
     """
     path = chosen(file, environ)
-    return from_document(read_yaml(path, "a statehouse.yaml (see README.md)"), path, environ)
+    return from_document(read_yaml(path, "a statehouse.yaml (see docs/reference.md)"), path, environ)
 
 
 def from_document(document: YamlFile, path: Path, environ: Mapping[str, str] = os.environ) -> Config:

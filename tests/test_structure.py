@@ -43,8 +43,8 @@ def test_the_command_imports_either_half_only_when_asked_for():
         assert not {n.split(".")[0] for n in names} & {"jobs", "api", "demo", "pyspark", "duckdb", "rich"}, file
 
 
-def test_every_setting_reducer_and_subcommand_is_in_the_readme():
-    readme = (TOP / "README.md").read_text()
+def test_every_setting_reducer_and_subcommand_is_in_the_reference():
+    reference = (TOP / "docs/reference.md").read_text()
     settings = {
         f.alias or n
         for m in (Config, Stream, Lookup, Store, Route, Target, Publish, Api, Jobs)
@@ -52,6 +52,6 @@ def test_every_setting_reducer_and_subcommand_is_in_the_readme():
         if n != "name"
     }
     commands = cli.commands
-    missing = {w for w in [*settings, *REDUCERS] if f"`{w}`" not in readme and f"`{w}(" not in readme}
-    missing |= {c for c in commands if f"statehouse {c}" not in readme}
+    missing = {w for w in [*settings, *REDUCERS] if f"`{w}`" not in reference and f"`{w}(" not in reference}
+    missing |= {c for c in commands if f"statehouse {c}" not in reference}
     assert missing == set()
