@@ -1,7 +1,7 @@
 """A version of a Delta table as a relation in DuckDB.
 
 Not by DuckDB's delta extension where that can be helped: in 1.5.5 each scan leaks the list of the table's files (15 to 30 KiB of a
-table of one file; see bench/README.md), which not even the end of the connection frees. So deltalake says which files a version has, and DuckDB reads
+table of one file; see bench/history.md), which not even the end of the connection frees. So deltalake says which files a version has, and DuckDB reads
 them as Parquet. The extension reads what that cannot: tables with deletion vectors, mapped columns or partitions. In which bucket a
 state's row is concerns its writer only: that column is left out.
 """
