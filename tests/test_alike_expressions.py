@@ -15,8 +15,9 @@ from api import duck
 from api.fold import GUARD
 from jobs.guard import TRY, install
 from jobs.rules import ddl
-from statehouse.alike import Differs, difference, kind_of, nulled
+from statehouse.alike import difference, kind_of, nulled
 from statehouse.fold import within_years
+from statehouse.kinds import Differs
 from statehouse.payload import Decoder, Field
 from statehouse.transpile import duckdb_type, to_duckdb
 from statehouse.types import parse_type
