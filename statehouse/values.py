@@ -32,7 +32,8 @@ MOST_WINDOWS = 1440  # that one event may be in: a day, of which one begins ever
 RESERVED = ("value", "event_time", "changed_at", "reset", "position", "log_time", "window_start")
 
 
-OPENING, CLOSING = ("(", "[", "{"), (")", "]", "}")
+OPENING = (TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE)
+CLOSING = (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE)
 
 
 def milliseconds(text: Any) -> int:
@@ -110,7 +111,7 @@ def safe(text: str) -> str:
             continue
         depth, commas, end = 0, [], None
         for other in tokens[number + 1 :]:
-            depth += (other.text in OPENING) - (other.text in CLOSING)
+            depth += (other.token_type in OPENING) - (other.token_type in CLOSING)
             if depth == 1 and other.token_type == TokenType.COMMA:
                 commas.append(other)
             if depth == 0:
@@ -118,7 +119,7 @@ def safe(text: str) -> str:
                 break
         if end is None or len(commas) != 1:
             continue  # Spark refuses it
-        index = text[commas[0].end + 1 : end]
+        index = safe(text[commas[0].end + 1 : end])
         if re.fullmatch(r"\s*(-?\d+|'[^']*')\s*", index):
             continue
         edits += [

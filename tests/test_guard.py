@@ -16,6 +16,7 @@ from jobs.ingest import Ingest
 from jobs.merge import Merge
 from jobs.route import Router
 from jobs.run import catch_up
+from statehouse.values import safe
 from tests.records import SCHEMA, record, rows
 from tests.test_api_lake import eventually
 
@@ -184,3 +185,14 @@ def test_a_failure_that_no_expression_is_to_blame_for_is_raised_as_it_is(spark, 
     with pytest.raises(Exception, match="on purpose"):
         standing.run(spark.newSession(), refuse)
     assert calls == [guard.PLAIN, guard.PLAIN, guard.TRY] and not standing.up
+
+
+@pytest.mark.parametrize(
+    "expression", ["element_at(a, i)", "element_at(a, element_at(b, i))", "Element_At (split(s, '[(]'), i + 0)"]
+)
+def test_no_index_ends_spark(spark, expression):
+    spark.createDataFrame(
+        [Row(a=["x"], b=[1], i=-(2**31), s="x(")], "a ARRAY<STRING>, b ARRAY<INT>, i INT, s STRING"
+    ).createOrReplaceTempView("t")
+    assert spark.sql(f"SELECT {safe(expression)} AS x FROM t").first() == (None,)
+    assert safe("element_at(a, 1) || element_at(m, 'k')") == "element_at(a, 1) || element_at(m, 'k')"
