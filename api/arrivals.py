@@ -104,7 +104,7 @@ class Parser:
     ) -> None:
         check_stream(stream)
         self._decoder = decoder_for(stream, stores, rules)
-        columns = {c.name: c.type for c in stream.columns} | PLACED | dict.fromkeys(SAID, "STRING")
+        columns = stream.types | PLACED | dict.fromkeys(SAID, "STRING")
         self._events, self._lookups = Bag(db, "_decoded", columns), Lookups(db, stream)
         query = f"({_query(stream, '_decoded', self._lookups)})"
         self._query = Prepared(db, "_parsed", f"SELECT *, {selected(more)} FROM {query}" if more else query)
@@ -122,7 +122,7 @@ class Parser:
 
 
 def _query(stream: Stream, events: str, lookups: Lookups) -> str:
-    names, columns = [quoted(c.name) for c in stream.known], {c.name: c.type for c in stream.columns}
+    names, columns = [quoted(c.name) for c in stream.known], stream.types
     event_time = to_duckdb(f"CAST({nulled(stream.time, columns)} AS TIMESTAMP)") if stream.time else "NULL"
     payload = "_text" if stream.keep_payload else "CAST(NULL AS VARCHAR)"
     return f"""

@@ -37,7 +37,7 @@ def check(config: Config, rules: dict[str, Rule]) -> list[tuple[tuple, str]]:
             except (sqlglot.errors.SqlglotError, duckdb.Error) as error:
                 found.append((("streams", stream.name, "schema"), _reason(error)))
                 continue
-            payload = {column.name: column.type for column in stream.columns}
+            payload = stream.types
             for place, expression in stream_expressions(stream):
                 if reason := _wrong(connection, expression, payload):
                     found.append((place, reason))

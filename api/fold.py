@@ -7,16 +7,28 @@ that a late reset tore.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import duckdb
 import pyarrow as pa
 
 from api.duck import ROWS, quoted
+from statehouse.alike import check_store, given
+from statehouse.config import Stream
 from statehouse.fold import Rule
 from statehouse.fold import quoted as spark_quoted
+from statehouse.tables import changelog_columns
 from statehouse.transpile import duckdb_type, to_duckdb
 
 GUARD = "TRY({})"  # what a user's expression cannot compute is null, as in Spark without ANSI mode
+
+
+def spoken(rule: Rule, stream: Stream) -> Rule:
+    """A rule with its expressions as both engines are given them. Raises :class:`statehouse.kinds.Differs` where one is not known to mean
+    the same here."""
+    columns = changelog_columns(stream)
+    check_store(rule.store, columns)
+    return replace(rule, nulled=given(rule.store, columns))
 
 
 class Fold:

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -31,15 +30,15 @@ from api.deadline import AGAIN, LOOK, Deadline, caller_gone
 from api.delta import Which, parts, pin, unpin
 from api.duck import ROWS, literal, quoted
 from api.feed import batches
-from api.fold import GUARD, Fold
+from api.fold import GUARD, Fold, spoken
 from api.overlay import Key, keys_of
 from api.prepared import Bag
 from api.problems import Problem
 from api.snapshot import Row, Snapshot, casts, load, of_table
-from statehouse.alike import difference, given, store_expressions
 from statehouse.config import Config, Store, Stream
 from statehouse.fold import Rule, gained, gained_columns
 from statehouse.fold import quoted as spark_quoted
+from statehouse.kinds import Differs
 from statehouse.payload import Field, in_payloads
 from statehouse.requeue import KIND
 from statehouse.tables import LOADED, TASK_COLUMNS, changelog_columns, offsets_at, opened, table, tasks_table
@@ -291,8 +290,8 @@ class Lake:
             raise _gone(
                 f"found {head - start:,} versions of the changelog since {start}, expected at most {VERSIONS:,}"
             )
-        rule = replace(rule, nulled=given(rule.store, changelog_columns(self.config.streams[rule.store.stream])))
         stream, types = self.config.streams[rule.store.stream], [snapshot.types[k] for k in rule.keys]
+        rule = spoken(rule, stream)
         columns = ", ".join(f"{quoted(k)} {t}" for k, t in zip(rule.keys, types, strict=True))
 
         def read(db: duckdb.DuckDBPyConnection) -> pa.Table:
@@ -320,11 +319,12 @@ class Lake:
         of those that are pending on top of it, which are ``_provisional``. Where the files of that version are gone, since it was compacted
         and vacuumed, the newest one is asked, with what is pending after that."""
         stream = self.config.streams[rule.store.stream]
-        columns = changelog_columns(stream)
-        if reason := next((r for _, e in store_expressions(rule.store) if (r := difference(e, columns))), None):
-            advice = f"ask for a version of its table, or Spark: {reason}"
-            raise Problem(501, "not-computed", f"the events of {rule.store.name} cannot be told apart here; {advice}")
-        rule = replace(rule, nulled=given(rule.store, columns))
+        try:
+            rule = spoken(rule, stream)
+        except Differs as error:
+            advice = f"ask for a version of its table, or Spark: {error}"
+            detail = f"the events of {rule.store.name} cannot be told apart here; {advice}"
+            raise Problem(501, "not-computed", detail) from None
         changelog = table(self.config, "changelog", stream.name)
         position, pending, offsets = snapshot.pending_of(key)
 

@@ -34,7 +34,7 @@ class Lookups:
 
     def __init__(self, db: duckdb.DuckDBPyConnection, stream: Stream) -> None:
         self._bags = [(lookup, Bag(db, _name(lookup), _columns(lookup))) for lookup in stream.lookups]
-        self._columns = {column.name: column.type for column in stream.columns}
+        self._columns = stream.types
         self._stamps: dict[str, Any] = {}
         self._due = 0.0
         self.refresh()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import duckdb
@@ -21,11 +20,10 @@ from api.ahead import Ahead, changed
 from api.columns import Columns, taken
 from api.delta import pin, unpin
 from api.duck import ROWS, quoted
-from api.fold import GUARD, Fold
+from api.fold import GUARD, Fold, spoken
 from api.lake import CHANGELOG, attach, filled
 from api.overlay import Key, Rows, Spot, keys_of
 from api.snapshot import Snapshot, casts
-from statehouse.alike import check_store, given
 from statehouse.config import Config
 from statehouse.fold import quoted as spark_quoted
 from statehouse.tables import changelog_columns, generation, opened, table
@@ -59,9 +57,7 @@ class Tail:
         self.db, self.config, self.snapshot, self.rule = db.cursor(), config, snapshot, snapshot.rule
         self.types = snapshot.types
         self.stream = config.streams[self.rule.store.stream]
-        columns = changelog_columns(self.stream)
-        check_store(self.rule.store, columns)
-        self.rule = replace(self.rule, nulled=given(self.rule.store, columns))
+        self.rule = spoken(self.rule, self.stream)
         self.changelog = table(config, "changelog", self.stream.name)
         self.name = f"tail{next(_numbers)}"
         self.fold = Fold(self.db, self.rule, self.name)

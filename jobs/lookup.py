@@ -93,7 +93,7 @@ class Lookups:
     def __init__(self, spark: SparkSession, config: Config, stream: Stream) -> None:
         self._spark = spark
         self._lookups = config.streams[stream.name].lookups
-        self._columns = {column.name: column.type for column in stream.columns}
+        self._columns = stream.types
         self._tables = {
             lookup.name: (_stamp_or_none(spark, lookup), table_of(spark, lookup)) for lookup in self._lookups
         }

@@ -104,7 +104,7 @@ def parse(
     one was sent again for) and, for the quarantine, ``_text``, ``_bytes``, ``_headers`` and ``_timestamp``, which are null where the event is accepted: the callers keep these rows in memory.
     ``guard`` is written around what a user wrote (:mod:`jobs.guard`)."""
     said = [*(name for name in SAID if name != "_text"), "_requeued"]
-    columns = {**RECORD, **{c.name: c.type for c in stream.columns}, **dict.fromkeys(said, "STRING")}
+    columns = {**RECORD, **stream.types, **dict.fromkeys(said, "STRING")}
     schema = ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())
     report = "_op = 'report' AND _reason IS NULL"
     time = guard.format(f"CAST({_time(stream)} AS TIMESTAMP)")
@@ -188,4 +188,4 @@ def requeued(parsed: DataFrame) -> DataFrame:
 
 def _time(stream: Stream) -> str:
     """The time of a stream's events, as Spark is given it."""
-    return safe(nulled(stream.time or "NULL", {column.name: column.type for column in stream.columns}))
+    return safe(nulled(stream.time or "NULL", stream.types))

@@ -116,7 +116,7 @@ def problems(spark: SparkSession, config: Config) -> list[tuple[tuple, str]]:
     for lookup in config.lookups.values():
         found += _wrong_table(spark, config, lookup)
     for stream in config.streams.values():
-        payload = {c.name: c.type for c in stream.columns}
+        payload = stream.types
         try:
             schema_of(payload)
         except (AnalysisException, ParseException) as error:
@@ -168,7 +168,7 @@ def _wrong_table(spark: SparkSession, config: Config, lookup: Lookup) -> Iterato
     path, stream = ("lookups", lookup.name), config.streams[lookup.stream]
     for index, (column, by) in enumerate(lookup.matches):
         try:
-            rows = spark.createDataFrame([], schema_of({c.name: c.type for c in stream.columns}))
+            rows = spark.createDataFrame([], schema_of(stream.types))
             rows.selectExpr(f"({by}) = CAST(NULL AS {column.type})")
         except (AnalysisException, ParseException) as error:
             yield (*path, "by", index), f"found {by!r}: {_short(error)}"

@@ -136,4 +136,4 @@ def check_store(store: Store, columns: Mapping[str, str]) -> None:
 def check_stream(stream: Stream) -> None:
     """Raises :class:`Differs` where the time of a stream's events, or what they are looked up by, is not known to be alike."""
     for _, expression in stream_expressions(stream):
-        kind_of(expression, {column.name: column.type for column in stream.columns})
+        kind_of(expression, stream.types)

@@ -128,6 +128,11 @@ class Stream(_Model):
         """The payload's columns, in the file's order."""
         return parse_schema(self.schema_)
 
+    @cached_property
+    def types(self) -> dict[str, str]:
+        """The types of the payload's columns, in Spark's DDL, by name."""
+        return {column.name: column.type for column in self.columns}
+
     @property
     def lookups(self) -> tuple[Lookup, ...]:
         """What its events are joined with."""

@@ -106,7 +106,7 @@ def typed(node: exp.Expr, names: Mapping[str, Type]) -> Type:
             None,
             -1,
         ):  # the least number has no remainder by -1 to DuckDB
-            return _wider(node, need(node.this, *INTEGERS), need(node.expression, *INTEGERS))
+            return _numeric(node, [need(node.this, *INTEGERS), need(node.expression, *INTEGERS)])
         case exp.IntDiv() if _number(node.expression) not in (None, 0, -1):
             need(node.this, *INTEGERS)
             return parse_type("BIGINT")
@@ -320,10 +320,6 @@ def _whole(kind: Type) -> int:
     return kind.sizes[0] - kind.sizes[1] if kind.sizes else DIGITS[kind.name]
 
 
-def _wider(node: exp.Expr, *kinds: Type) -> Type:
-    return _numeric(node, kinds)
-
-
 def _common(node: exp.Expr, choices: Sequence[exp.Expr], names: Mapping[str, Type]) -> Type:
     """The one type of several results."""
     kinds = [kind for kind in (typed(choice, names) for choice in choices) if kind is not NULL]
@@ -361,7 +357,7 @@ def _sum(node: exp.Expr, left: Type, right: Type) -> Type:
     small = [DIGITS[kind.name] < DIGITS["INT"] for kind in (left, right)]
     if all(literals) or (literals[0] and small[1]) or (literals[1] and small[0]):
         raise _differs(node)
-    return _wider(node, left, right)
+    return _numeric(node, [left, right])
 
 
 def _cast(node: exp.Expr, of: Type) -> Type:
