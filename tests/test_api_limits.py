@@ -179,7 +179,7 @@ def test_the_lake_is_only_read_for_so_long(serving, monkeypatch: pytest.MonkeyPa
     app = serving(max_time=300)
     lake, client = app.extensions["statehouse"].lake, app.test_client()
 
-    def endless(stream: str, before: object, limit: int) -> list:
+    def endless(*_: object) -> list:
         def read(db: duckdb.DuckDBPyConnection) -> list:
             try:
                 db.execute("ATTACH ':memory:' AS lake")

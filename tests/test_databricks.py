@@ -97,8 +97,9 @@ def test_every_task_is_a_command_of_ours(bundle):
     for job, task in tasks(bundle):
         done = task["python_wheel_task"]
         assert (done["package_name"], done["entry_point"]) == (SETUP["metadata"]["name"], "statehouse")
-        found = cli.parser().parse_args(done["parameters"])
-        assert (found.command, found.config, found.once) == (task["task_key"], "${var.config}", job == "chain")
+        name, *given = done["parameters"]
+        found = cli.cli.commands[name].make_context(name, given).params
+        assert (name, found["file"], found["once"]) == (task["task_key"], "${var.config}", job == "chain")
 
 
 def test_a_task_has_the_packages_that_the_runtime_lacks(bundle):
