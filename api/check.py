@@ -18,8 +18,10 @@ from api import duck
 from api.duck import quoted
 from api.fold import Fold
 from statehouse.alike import difference, store_expressions, stream_expressions
-from statehouse.config import Config, Stream
+from statehouse.alike_reducers import own_parts
+from statehouse.config import Config, Own, Stream
 from statehouse.fold import Rule
+from statehouse.kinds import Differs
 from statehouse.tables import changelog_columns
 from statehouse.transpile import duckdb_type, to_duckdb
 
@@ -61,7 +63,14 @@ def _fold(connection: duckdb.DuckDBPyConnection, rule: Rule | None) -> list[tupl
         fold.absent(0)
     except (sqlglot.errors.SqlglotError, duckdb.Error) as error:
         return [(("stores", rule.store.name, "reduce"), _reason(error))]
-    return []
+    if not isinstance(rule.store.reduce, Own):
+        return []
+    parts = own_parts(rule.store.reduce, rule.value_input, rule.own_types)
+    return [
+        (("stores", rule.store.name, "reduce", *place), str(given))
+        for place, _, given in parts
+        if isinstance(given, Differs)
+    ]
 
 
 def _columns(stream: Stream) -> str:

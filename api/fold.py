@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from api.duck import ROWS, quoted
 from statehouse.alike import check_store, given
-from statehouse.config import Stream
+from statehouse.alike_reducers import own_given
+from statehouse.config import Own, Stream
 from statehouse.fold import Rule
 from statehouse.fold import quoted as spark_quoted
 from statehouse.tables import changelog_columns
@@ -28,7 +29,10 @@ def spoken(rule: Rule, stream: Stream) -> Rule:
     the same here."""
     columns = changelog_columns(stream)
     check_store(rule.store, columns)
-    return replace(rule, nulled=given(rule.store, columns))
+    own: tuple[tuple[str, str], ...] = ()
+    if isinstance(rule.store.reduce, Own):
+        own = own_given(rule.store.reduce, rule.value_input, rule.own_types)
+    return replace(rule, nulled=(*given(rule.store, columns), *own))
 
 
 class Fold:

@@ -42,7 +42,7 @@ def canonical(text: str, kind: str) -> str:
     if kind in ("FLOAT", "DOUBLE"):
         if not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text, re.ASCII) or math.isinf(float(text)):
             raise ValueError(f"expected a number such as 1.5 ({kind})")
-        return repr(float(text))
+        return repr(float(text) + 0.0)  # -0.0 is 0.0
     if kind == "BOOLEAN":
         if text.lower() not in ("true", "false"):
             raise ValueError("expected true or false")
@@ -72,7 +72,7 @@ def conforming(value: Any, kind: str) -> Any:
         # copy_abs: abs() rounds, and raises where the exponent is large.
         if type(value) not in (int, Decimal) or Decimal(value).copy_abs() > Decimal(repr(LARGEST[plain])):
             raise ValueError(f"expected a number ({plain})")
-        return value
+        return value or 0  # -0.0 is 0.0
     if plain == "BOOLEAN":
         if type(value) is not bool:
             raise ValueError("expected true or false")

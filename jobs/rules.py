@@ -15,6 +15,7 @@ from sqlglot.dialects.spark import Spark
 from jobs.lookup import table_of, twofold
 from jobs.route import SOURCE, shaped
 from statehouse.alike import given
+from statehouse.alike_reducers import own_given_or_written
 from statehouse.config import Config, Lookup, Own, Route, Store, Stream, Task
 from statehouse.errors import ConfigError, StatehouseError
 from statehouse.fold import TIMES, Rule, quoted
@@ -282,7 +283,8 @@ def rule_of(spark: SparkSession, config: Config, store: Store) -> Rule:
     if not isinstance(store.reduce, Own):
         return Rule(store, keys, value, nulled=written)
     try:
-        return Rule(store, keys, value, own_types(spark, store.reduce, value), written)
+        types = own_types(spark, store.reduce, value)
+        return Rule(store, keys, value, types, (*written, *own_given_or_written(store.reduce, value, types)))
     except ConfigError as error:
         raise ConfigError(f"stores.{store.name}.reduce.{error}") from None
 

@@ -69,8 +69,10 @@ def within_years(column: str, kind: str) -> str:
 
 
 def finite(column: str, kind: str) -> str:
-    """A column as SQL, null where it is a number that JSON does not have."""
-    return f"CASE WHEN abs({column}) <= {GREATEST_DOUBLE!r} THEN {column} END" if kind.upper() in FLOATS else column
+    """A column as SQL, null where it is a number that JSON does not have; -0.0 is 0.0."""
+    if kind.upper() not in FLOATS:
+        return column
+    return f"CASE WHEN abs({column}) <= {GREATEST_DOUBLE!r} THEN {column} + CAST(0 AS {kind}) END"
 
 
 def valid(made: str, kind: str, written: str) -> str:
@@ -173,7 +175,7 @@ class Rule:
             "s": side,
             "cut": cut,
             **{str(i): literal(a) for i, a in enumerate(self.store.arguments)},
-            **{f"sql:{n}": e for n, e in reducer.written.items()},
+            **{f"sql:{n}": self._spoken(e) for n, e in reducer.written.items()},
         }
         if self.own_types:
             names = [n.removeprefix("fold.") for n in reducer.written if n.startswith("fold.")]
@@ -376,9 +378,12 @@ class Rule:
     FROM (SELECT {keys}, {own}, reset FROM {rows}{others if state else ""}) AS _n
     LEFT JOIN (SELECT {of}, max(reset) AS _purged FROM ({purges}{remembered}) GROUP BY {of}) AS _p USING ({of}))"""
 
-    def combine(self, rows: str, state: str, tombstones: str | None, again: bool = False) -> str:
+    def combine(
+        self, rows: str, state: str, tombstones: str | None, again: bool = False, carried: Sequence[str] = ()
+    ) -> str:
         """The new rows of the keys in ``rows``: the state's columns, ``_present``, ``_here`` (the state has the
-        key) and ``_conflict``. ``again``: ``rows`` are folded from the whole changelog and replace the state's."""
+        key) and ``_conflict``; and as they are in the state the ``carried`` columns. ``again``: ``rows`` are folded from the whole changelog
+        and replace the state's."""
         reducer, keys, own = self.store.reducer, self._key_list(), self.own
         # The key's first column is never null where there is a row: it tells whether there is one.
         first = quoted(next(iter(self.keys)))
@@ -406,19 +411,20 @@ class Rule:
         joined = (
             f"LEFT JOIN {self._latest_tombstones(tombstones)} AS _t USING ({keys})" if tombstones and not again else ""
         )
+        more, of_state = "".join(f", {c}" for c in carried), "".join(f", _s.{c}" for c in carried)
         # Aliases begin with '_', and the key is packed while there are `a` and `b`: a column may have any other name.
         return f"""
   SELECT {self._key_list("_key.")}, {", ".join(f"{e} AS {quoted(c)}" for c, e in results.items())},
     {self._fill(reducer.event_time)} AS event_time,
     CASE WHEN _here AND {self.same("_old", value)} THEN _old_changed ELSE current_timestamp() END AS changed_at,
-    reset, coalesce({self._fill(reducer.present)}, FALSE) AS _present, _here, _conflict
-  FROM (SELECT _key, {combined}, _reset AS reset, _conflict, _old, _old_changed, _here
-    FROM (SELECT _key, {pruned("a")} AS a, {pruned("b")} AS b, _reset, _old, _old_changed, _here,
+    reset, coalesce({self._fill(reducer.present)}, FALSE) AS _present, _here, _conflict{more}
+  FROM (SELECT _key, {combined}, _reset AS reset, _conflict, _old, _old_changed, _here{more}
+    FROM (SELECT _key, {pruned("a")} AS a, {pruned("b")} AS b, _reset, _old, _old_changed, _here{more},
         {split if reducer.additive else "FALSE"} AS _conflict
       FROM (SELECT {struct({k: f"_n.{quoted(k)}" for k in self.keys})} AS _key,
           {struct({c: older(c, k) for c, k in own.items()})} AS a, {struct({c: f"_n.{quoted(c)}" for c in own})} AS b,
           greatest({older("reset", ORDER)}, _n.reset) AS _reset,
-          _s.value AS _old, _s.changed_at AS _old_changed, _s.{first} IS NOT NULL AS _here
+          _s.value AS _old, _s.changed_at AS _old_changed, _s.{first} IS NOT NULL AS _here{of_state}
         FROM {rows} AS _n LEFT JOIN {state} AS _s USING ({keys}) {joined})))"""
 
     def _latest_tombstones(self, tombstones: str) -> str:

@@ -298,7 +298,7 @@ def _float(value: Any, kind: Type) -> float:
     greatest = GREATEST_FLOAT if kind.name == "FLOAT" else math.inf
     if isinstance(value, (bool, str)) or math.isinf(number) or abs(number) > greatest:
         raise _refused(value, kind)
-    return number
+    return number + 0.0  # -0.0 is 0.0
 
 
 def _decimal(value: Any, kind: Type) -> Decimal:
@@ -451,7 +451,26 @@ def _array(values: Sequence[Any], kind: Type) -> pa.Array:
         return pa.array(values, pa.int64()).view(kind.arrow)
     if kind.name == "DATE":
         return pa.array(values, pa.int32()).view(kind.arrow)
-    return pa.array(values, kind.arrow)
+    column = pa.array(values, kind.arrow)
+    return _without_minus_zero(column) if any(leaf.name in ("FLOAT", "DOUBLE") for leaf in kind.leaves) else column
+
+
+def _without_minus_zero(column: pa.Array) -> pa.Array:
+    """A column in which -0.0 is 0.0: DuckDB makes that of it where it orders rows, Spark does not."""
+    kind = column.type
+    if pa.types.is_floating(kind):
+        return pc.add(column, pa.scalar(0, kind))
+    if pa.types.is_list(kind):
+        return pa.ListArray.from_arrays(
+            column.offsets, _without_minus_zero(column.values), type=kind, mask=column.is_null()
+        )
+    if pa.types.is_map(kind):
+        items = _without_minus_zero(column.items)
+        return pa.MapArray.from_arrays(column.offsets, column.keys, items, type=kind, mask=column.is_null())
+    if pa.types.is_struct(kind):
+        fields = [_without_minus_zero(column.field(number)) for number in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(fields, fields=list(kind), mask=column.is_null())
+    return column
 
 
 def _finished(values: list[Any], kind: Type, left: set[int]) -> list[Any] | pa.Array:

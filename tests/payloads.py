@@ -234,7 +234,7 @@ def meaning(value, kind):
     if kind in ("FLOAT", "DOUBLE"):
         need(number)
         try:
-            made = float(value)
+            made = float(value) + 0.0  # -0.0 is 0.0
         except OverflowError:
             raise Wrong from None
         need(not math.isinf(made) and (kind == "DOUBLE" or abs(made) <= FLOAT_MAX))

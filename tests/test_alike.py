@@ -74,7 +74,10 @@ def answers(client, config):
     for name in config.stores:
         answer = client.get(f"/stores/{name}/keys", headers={"Accept": "application/x-ndjson"})
         assert answer.status_code == 200, answer.text
-        lines = [json.loads(line) for line in answer.text.split("\n") if line]
+        # As it is written: in Python -0.0 is 0.0, and 1.0 is 1.
+        lines = [
+            json.loads(line, parse_float=lambda text: ("number", text)) for line in answer.text.split("\n") if line
+        ]
         found[name] = [{n: v for n, v in line.items() if n not in MARKS} for line in lines]
     return found
 

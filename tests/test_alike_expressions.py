@@ -16,6 +16,8 @@ from api.fold import GUARD
 from jobs.guard import TRY, install
 from jobs.rules import ddl
 from statehouse.alike import difference, kind_of, nulled
+from statehouse.alike_reducers import own_given, own_parts
+from statehouse.config import Own
 from statehouse.fold import within_years
 from statehouse.kinds import Differs
 from statehouse.payload import Decoder, Field
@@ -140,3 +142,77 @@ def test_what_is_let_pass_is_the_same_in_both_engines(spark, table):
                     break
     spark.conf.unset("spark.sql.subexpressionElimination.enabled")
     assert not wrong, "\n".join(map(str, wrong))
+
+
+# Aggregates of a reducer of one's own, by the types of the values that they are of, and whether both engines have them.
+NUMBERS = ("sm", "i", "b", "d", "dec")
+AGGREGATES = {
+    **{f"{name}(value)": (*NUMBERS, "s", "dt", "ts") for name in ("min", "max", "count")},
+    "max_by(value, _order)": (*NUMBERS, "s", "bin", "arr"),
+    "min_by(value, _order)": ("i", "s"),
+    "max(value) - min(value)": ("d",),
+    "sum(value)": ("sm", "i", "b", "dec"),
+    "sum(value * 2)": ("i", "b"),
+    "count_if(value > 0)": NUMBERS,
+    "bool_or(value > 0) AND bool_and(value < 100)": NUMBERS,
+}
+
+
+def test_a_reducers_aggregates_are_the_same_in_both_engines(spark, table):
+    order = pa.array([Decimal(n) for n in range(len(table))], pa.decimal128(38, 0))
+    seen = table.append_column("_order", order)
+    wrong, db = [], duck.connect()
+    install(spark)
+    for column, kind in COLUMNS.items():
+        given = [aggregate for aggregate, of in AGGREGATES.items() if column in of]
+        if not given:
+            continue
+        values_of = seen.select([column, "_order"]).rename_columns(["value", "_order"])
+        spark.createDataFrame(values_of).coalesce(1).createOrReplaceTempView("given")
+        db.register("given_", values_of)
+        typed = f"(SELECT CAST(value AS {kind}) AS value, _order FROM given WHERE value IS NOT NULL)"
+        schema = spark.sql(f"SELECT {', '.join(f'{a} AS x{n}' for n, a in enumerate(given))} FROM {typed}").schema
+        types = [ddl(field.dataType) for field in schema]
+        reduce = Own(
+            fold={f"x{n}": a for n, a in enumerate(given)},
+            combine={f"x{n}": "NULL" for n in range(len(given))},
+            result="x0",
+        )
+        words = dict.fromkeys(given)
+        for place, written, made in own_parts(reduce, kind, (*types, types[0])):
+            if place[0] == "fold":
+                assert not isinstance(made, Differs), (column, written, made)
+                words[written] = f"CAST(({made}) AS {types[int(place[1][1:])]})"
+        made = ", ".join(f"{text} AS x{n}" for n, text in enumerate(words.values()))
+        # Of all rows, of each, and of two beside each other: the edges alone and together.
+        query = (
+            f"SELECT g, {made} FROM (SELECT *, CAST(_order AS BIGINT) DIV {{}} AS g FROM {typed}) GROUP BY g ORDER BY g"
+        )
+        for size in (1, 2, len(table)):
+            ours = spark.sql(query.format(size)).toArrow()
+            theirs = db.execute(to_duckdb(query.format(size)).replace("FROM given ", "FROM given_ ")).to_arrow_table()
+            for number, written in enumerate(words, start=1):
+                left, right = values(ours[number]), values(theirs[number])
+                if left != right:
+                    wrong.append((column, written, size, left, right))
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+@pytest.mark.parametrize(
+    "fold",
+    [
+        "sum(d)",  # in the order of the rows
+        "sum(value)",
+        "avg(value)",
+        "collect_set(value)",
+        "count(DISTINCT value)",
+        "max_by(value, event_time)",
+        "count(value) FILTER (WHERE value > 1)",
+        "max(dayofweek(event_time))",
+    ],
+)
+def test_a_reducer_that_is_not_known_to_be_alike_is_not_folded_ahead(fold):
+    reduce = Own(fold={"x": fold}, combine={"x": "greatest(a.x, b.x)"}, result="x")
+    assert [place for place, _, made in own_parts(reduce, "DOUBLE", ("DOUBLE", "DOUBLE")) if isinstance(made, Differs)]
+    with pytest.raises(Differs):
+        own_given(reduce, "DOUBLE", ("DOUBLE", "DOUBLE"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import re
 from decimal import Decimal
 
@@ -95,19 +96,22 @@ def drawn(kind, narrow=False):
         most = 10 ** (precision - (4 if narrow and precision > 30 else 0)) - 1
         return (st.sampled_from([most, -most, 0, 1]) | st.integers(-most, most)).map(lambda n: unscaled(n, scale))
     if kind.startswith("ARRAY"):
-        return st.lists(st.none() | drawn(inner(kind)["0"]), max_size=3).map(tuple)
+        return st.lists(st.none() | part(inner(kind)["0"]), max_size=3).map(tuple)
     if kind.startswith("MAP"):
-        return st.dictionaries(TEXT, st.none() | drawn(inner(kind)["1"]), max_size=3).map(
-            lambda d: frozenset(d.items())
-        )
+        return st.dictionaries(TEXT, st.none() | part(inner(kind)["1"]), max_size=3).map(lambda d: frozenset(d.items()))
     if kind.startswith("STRUCT"):
-        return st.tuples(*(st.none() | drawn(of) for of in inner(kind).values()))
-    eighths = st.integers(-800, 800).map(lambda n: n / 8 + 0.0)
+        return st.tuples(*(st.none() | part(of) for of in inner(kind).values()))
+    eighths = st.integers(-800, 800).map(lambda n: n / 8) | st.just(-0.0)
     return {
         **{"STRING": TEXT, "BOOLEAN": st.booleans(), "BINARY": st.binary(max_size=4)},
         **{"DATE": MOMENTS.map(lambda m: moment(m).date()), "TIMESTAMP": MOMENTS, "TIMESTAMP_NTZ": MOMENTS},
         **{"FLOAT": eighths, "DOUBLE": eighths if narrow else eighths | st.sampled_from([1e300, -1e300, 5e-324])},
     }[kind]
+
+
+def part(kind):
+    """A value within another, as a changelog has it: its zeros have no sign."""
+    return drawn(kind).map(lambda value: value + 0.0 if isinstance(value, float) else value)
 
 
 def unscaled(number, scale):
@@ -128,6 +132,8 @@ def comparable(value, kind):
     if kind.startswith("STRUCT"):
         assert [*value] == [*inner(kind)], "fields have the names that they were declared with"
         return tuple(comparable(value[name], of) for name, of in inner(kind).items())
+    if kind in ("FLOAT", "DOUBLE"):
+        assert value or math.copysign(1, value) == 1, "-0.0 is 0.0"
     return bytes(value) if kind == "BINARY" else value
 
 
