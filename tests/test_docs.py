@@ -23,9 +23,10 @@ from api import duck
 from statehouse.cli import main
 from tests.support.depth import sized
 
-# What docs/console.md shows is done in tests/test_console_browser.py, what docs/client.md shows in tests/test_client.py;
-# docs/reference.md lists, and is held to the code by tests/test_structure.py and tests/test_api_openapi.py.
-ELSEWHERE = ("client", "console", "reference")
+# What docs/console.md shows is done in tests/test_console_browser.py, what docs/client.md shows in tests/test_client.py, and the tutorial
+# in tests/test_tutorial.py; docs/reference.md lists, and is held to the code by tests/test_structure.py and tests/test_api_openapi.py, as
+# docs/errors.md is by tests/test_errors_page.py and docs/monitor.md by tests/test_monitor_page.py. The others tell, and show nothing that runs.
+ELSEWHERE = ("client", "console", "tutorial", "reference", "errors", "monitor", "concepts", "deploy", "upgrade")
 PAGES = sorted(page for page in (Path(__file__).parents[1] / "docs").glob("*.md") if page.stem not in ELSEWHERE)
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"\$ (?:\w+=\S+ )*statehouse\b")
