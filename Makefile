@@ -17,7 +17,7 @@ JAVA_FITS := $(JAVA) --add-modules jdk.incubator.vector -version 2>&1 | \
 AS_ROOT := $$([ "$$(id -u)" = 0 ] || echo sudo -n)
 
 .DEFAULT_GOAL := help
-.PHONY: help install java classes demo test nginx chromium law fuzz soak turn chaos s3 lint clean
+.PHONY: help install java classes demo test nginx chromium law fuzz soak turn chaos s3 docs lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9 ]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -129,6 +129,12 @@ $(GATEWAY): | install
 s3: install $(GATEWAY) ## a lake on S3, by a gateway on loopback (needs Go; fetches 600 MB)
 	@$(call PACKAGES,dev$(COMMA)s3)
 	@STATEHOUSE_S3_GATEWAY="$$PWD/$(GATEWAY)" $(BIN)/python -m pytest tests/test_s3.py
+
+# It asks no other host, as its reader does not; the banner of its theme is about another version than the pinned one.
+docs: $(RUNS) ## the pages as a site with search: build/site/index.html
+	@$(BIN)/python -c 'import material' 2>/dev/null || { $(call PACKAGES,docs); }
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo "build/site/index.html"
 
 lint: install ## ruff and mypy
 	@$(BIN)/ruff check .
