@@ -96,7 +96,8 @@ class Reader:
         return output
 
     def starts(self, name, line, shown):
-        """Start what goes on, in the terminal ``name``: what ran there before is stopped by Ctrl-C. It has to print what is shown."""
+        """Start what goes on, in the terminal ``name``: what ran there before is stopped by Ctrl-C. It has to print what is shown;
+        before that it may say that it fetches something."""
         if name in self.others:
             self.stops(name)
         words = shlex.split(line)[1:]
@@ -105,7 +106,7 @@ class Reader:
         with log.open("w") as output:
             command = [sys.executable, *COMMAND, *words, "--port", port]
             self.others[name] = subprocess.Popen(command, stdout=output, stderr=output)
-        wait(lambda: matches(shown, self.there(log.read_text())), 120, what=f"{shown!r} of {line!r}")
+        wait(lambda: matches(f"…{shown}", self.there(log.read_text())), 120, what=f"{shown!r} of {line!r}")
 
     def stops(self, name):
         process = self.others.pop(name)
