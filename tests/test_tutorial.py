@@ -134,9 +134,12 @@ def _get(url):
 
 
 def tidy(text):
-    """Text of which colours, empty lines, and how wide a column is, do not count."""
-    plain = re.sub(r"─+", "─", re.sub(r"\x1b\[[0-9;]*m", "", text))
-    return "\n".join(line for row in plain.splitlines() if (line := re.sub(" +", " ", row).strip()))
+    """Text as it stands on the terminal in the end, without what progress has erased; colours, empty lines, and how wide a column is, do
+    not count."""
+    for erased in (r"[^\n]*\n\x1b\[1A\x1b\[2K", r"[^\n]*\x1b\[2K", r"\x1b\[[0-9;?]*[A-Za-z]"):
+        text = re.sub(erased, "", text)
+    rows = (re.sub(" +", " ", re.sub("─+", "─", row)).strip() for row in text.splitlines())
+    return "\n".join(row for row in rows if row)
 
 
 def matches(shown, output):
