@@ -22,7 +22,8 @@ from jobs.rules import rule_of
 from statehouse.config import Config, Store
 from statehouse.errors import DefinitionChanged, StatehouseError
 from statehouse.fold import Rule, literal
-from statehouse.tables import opened, table, tasks_table
+from statehouse.progress import SILENT, Progress
+from statehouse.tables import opened, rows_and_bytes, table, tasks_table
 
 APPEND_ONLY = "delta.appendOnly"
 
@@ -36,7 +37,9 @@ class Erased:
     versions: dict[str, int]
 
 
-def erase(spark: SparkSession, config: Config, store: Store, keys: Sequence[str]) -> Erased:
+def erase(
+    spark: SparkSession, config: Config, store: Store, keys: Sequence[str], progress: Progress = SILENT
+) -> Erased:
     """Remove all that is known of some keys of a store, each as its text in Kafka (a composite key's parts percent-encoded, with
     '/' between them).
 
@@ -53,17 +56,20 @@ def erase(spark: SparkSession, config: Config, store: Store, keys: Sequence[str]
     condition = " OR ".join(_is(spark, rule, text) for text in keys)
     changelog, quarantine = table(config, "changelog", stream), table(config, "quarantine", stream)
     texts = ", ".join(map(literal, keys))
+    progress.begin(f"removing events of {stream}", lambda: rows_and_bytes(changelog)[0])
     events, refused = _deleted(spark, changelog, condition), _deleted(spark, quarantine, f"key IN ({texts})")
     for other in stores:
-        anew(spark, config, other)
+        anew(spark, config, other, progress)
     _deleted(spark, tasks_table(config), f"store = {literal(store.name)} AND key IN ({texts})")
     paths = [changelog, quarantine, tasks_table(config)]
     paths += [table(config, kind, other.name) for other in stores for kind in ("state", "tombstones")]
     versions = {}
+    progress.begin("deleting old files", lambda: len(paths), "tables")
     for path in paths:
         if found := opened(path):
             spark.sql(f"VACUUM delta.`{path}` RETAIN 0 HOURS")
             versions[path.removeprefix(f"{config.root}/")] = found.version()
+        progress.advance()
     return Erased(events, refused, versions)
 
 

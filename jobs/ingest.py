@@ -54,6 +54,7 @@ from statehouse.errors import (
     TopicRecreated,
     first_line,
 )
+from statehouse.progress import SILENT, Progress
 from statehouse.records import decoder_for
 from statehouse.tables import LOADED, metadata, opened, table
 
@@ -67,12 +68,18 @@ TOPIC_SECONDS = 5.0  # how often it is looked whether the topic is still the sam
 
 class Ingest:
     """One stream's ingestion: holds the position in memory and moves it with each commit. ``working`` is called now and then while
-    batches succeed."""
+    batches succeed; ``progress`` is told of what there is to ingest, and of each batch."""
 
     def __init__(
-        self, spark: SparkSession, config: Config, stream: Stream, working: Callable[[], None] = lambda: None
+        self,
+        spark: SparkSession,
+        config: Config,
+        stream: Stream,
+        working: Callable[[], None] = lambda: None,
+        progress: Progress = SILENT,
     ) -> None:
-        self.working = working
+        self.working, self.progress = working, progress
+        self.behind = 0  # offsets to go, when the topic was looked at last
         self.spark, self.config, self.stream = spark, config, stream
         self.changelog = table(config, "changelog", stream.name)
         self.quarantine = table(config, "quarantine", stream.name)
@@ -113,6 +120,7 @@ class Ingest:
         topic = self._check_id() or kafka.Topic(None, [])
         # A position may be amid a transaction: of a lake from when those that are open were read, too.
         every = {**self.config.kafka, ISOLATION: "read_uncommitted"}
+        self.behind = 0
         for partition, (low, high) in kafka.end_offsets(every, self.stream.topic, timeout=10).items():
             position = self.offsets.get(partition, 0)
             if position > high:
@@ -120,6 +128,7 @@ class Ingest:
                     f"stream {self.stream.name}: {self.stream.topic}/{partition} ends at {high}, the changelog has it to "
                     f"{position}: the topic was deleted and made again. Give the stream a new name"
                 )
+            self.behind += high - max(position, low)
             if position < low:
                 lost = low - position
                 log.warning(
@@ -159,6 +168,7 @@ class Ingest:
                     path = create_requeued(self.spark, self.config, self.stream)
                     requeued(parsed).coalesce(1).write.format("delta").mode("append").save(path)
                 self._append_accepted(parsed, {**self.offsets, **further}, count - bad, bad)
+                self.progress.advance(count)
             finally:
                 parsed.unpersist()
 
@@ -210,6 +220,7 @@ class Ingest:
             self.topic_id = None
         topic = self.check_topic()
         self.topic_id = self.topic_id or topic.id  # of a lake from before there were any, too
+        self.progress.begin(f"ingesting {self.stream.name}", lambda: self.behind)
         folder = Path(self.config.root, "_checkpoints", self.stream.name)
         if databricks.unlocked(self.config.root):  # nothing is read back from there: it would be requests, and litter
             folder = Path(tempfile.mkdtemp(prefix="statehouse-"))

@@ -28,6 +28,7 @@ from jobs.send import json
 from statehouse.config import Config, Stream
 from statehouse.errors import StatehouseError, first_line
 from statehouse.fold import literal, quoted
+from statehouse.progress import SILENT, Progress
 from statehouse.records import decoder_for
 from statehouse.tables import LOADED, opened, table
 from statehouse.values import Column
@@ -47,7 +48,7 @@ class Loaded:
     refused: int | None
 
 
-def load(spark: SparkSession, config: Config, stream: Stream, file: str | Path) -> Loaded:
+def load(spark: SparkSession, config: Config, stream: Stream, file: str | Path, progress: Progress = SILENT) -> Loaded:
     """Append a file's rows to the stream, once however often it is called: JSON lines (``.json``, ``.jsonl``,
     ``.ndjson``), CSV with a header, Parquet; the text formats also compressed (``.gz``, ``.bz2``).
 
@@ -61,6 +62,7 @@ def load(spark: SparkSession, config: Config, stream: Stream, file: str | Path) 
         )
     if not path.is_file():
         raise StatehouseError(f"{path}: found no such file, expected JSON lines, CSV or Parquet")
+    progress.begin(f"reading {path.name}")
     create_stream(spark, config, stream)
     done = f"load:{_digest(path)}"
     changelog, quarantine = table(config, "changelog", stream.name), table(config, "quarantine", stream.name)
@@ -72,11 +74,12 @@ def load(spark: SparkSession, config: Config, stream: Stream, file: str | Path) 
     decoder = decoder_for(stream, stores, [rule_of(spark, config, store) for store in stores])
     first = _next(spark, changelog, quarantine)
     try:
-        records = _numbered(read(spark, stream, path), stream, first)
+        records, count = _numbered(read(spark, stream, path), stream, first)
     except Exception as error:  # not what its name says, or broken: Spark has many words for it
         raise StatehouseError(f"{path}: cannot be read: {first_line(error)}") from error
     lookups = Lookups(spark, config, stream) if stream.lookups else None
     guard = Guard(str(path))
+    progress.begin(f"loading {path.name}", lambda: count)
 
     def counted() -> tuple[DataFrame, Row]:
         parsed = parse(records, stream, decoder, lookups, guard.text).persist()
@@ -108,8 +111,8 @@ def _next(spark: SparkSession, changelog: str, quarantine: str) -> int:
     return max(next_offsets(spark, path, f"= {LOADED}").get(LOADED, 0) for path in (changelog, quarantine))
 
 
-def _numbered(payloads: DataFrame, stream: Stream, first: int) -> DataFrame:
-    """Payloads as Kafka's records, with offsets from ``first`` on in the file's order.
+def _numbered(payloads: DataFrame, stream: Stream, first: int) -> tuple[DataFrame, int]:
+    """Payloads as Kafka's records, with offsets from ``first`` on in the file's order; and how many there are.
 
     A row's place is its Spark partition and its place in that; how many rows came in the partitions before is counted.
     """
@@ -121,7 +124,7 @@ def _numbered(payloads: DataFrame, stream: Stream, first: int) -> DataFrame:
         starts.append(f"WHEN {part} THEN {before}")
         before += count
     start = f"CASE part {' '.join(starts)} ELSE 0 END" if starts else "0"
-    return placed.where("trim(payload) <> ''").selectExpr(
+    records = placed.where("trim(payload) <> ''").selectExpr(
         f"{literal(stream.topic)} AS topic",
         f"{LOADED} AS partition",
         f"CAST({start} + place AS BIGINT) AS offset",
@@ -130,6 +133,7 @@ def _numbered(payloads: DataFrame, stream: Stream, first: int) -> DataFrame:
         "encode(payload, 'UTF-8') AS value",
         "CAST(NULL AS ARRAY<STRUCT<key: STRING, value: BINARY>>) AS headers",
     )
+    return records, before - first
 
 
 def _reader(path: Path) -> Callable[[SparkSession, Stream, Path], DataFrame]:

@@ -26,6 +26,7 @@ from jobs.merge import Merge
 from jobs.session import fresh
 from statehouse.config import Config
 from statehouse.errors import first_line
+from statehouse.progress import SILENT, Progress
 from statehouse.tables import CLUSTERED, opened, table
 
 log = logging.getLogger("statehouse")
@@ -57,26 +58,35 @@ def keeping(spark: SparkSession, file_bytes: int = FILE_BYTES) -> SparkSession:
 class Maintain:
     """The upkeep of a lake. A table that fails is said, and does not keep the others; ``failed`` counts them."""
 
-    def __init__(self, spark: SparkSession, config: Config) -> None:
-        self.config, self.failed = config, 0
+    def __init__(self, spark: SparkSession, config: Config, progress: Progress = SILENT) -> None:
+        self.config, self.failed, self.progress = config, 0, progress
         self._plain, self._clustered = keeping(spark), keeping(spark, PART_BYTES)
 
-    def logs(self, stopping: Event) -> None:
-        """Keep what is only appended to."""
+    @property
+    def tables(self) -> int:
+        """How many tables there are to keep: those that are only appended to, and two of each store."""
+        return len(self._logs()) + 2 * len(self.config.stores)
+
+    def _logs(self) -> list[str]:
         kinds = ("changelog", "quarantine", "requeued")
         found = [table(self.config, kind, name) for name in self.config.streams for kind in kinds]
         targets = [route.to.table for route in self.config.routes.values() if route.to.table]
-        found += [table(self.config, "routes", name) for name in dict.fromkeys(targets)]
-        for path in found:
+        return found + [table(self.config, "routes", name) for name in dict.fromkeys(targets)]
+
+    def logs(self, stopping: Event) -> None:
+        """Keep what is only appended to."""
+        for path in self._logs():
             if stopping.is_set():
                 return
             self._guarded(path, self.keep, path)
+            self.progress.advance()
 
     def store(self, merge: Merge) -> None:
         """Keep a store's tables; between two rounds of its merge."""
         self._guarded(merge.state, merge.expire)
         for path in (merge.state, merge.tombstones):
             self._guarded(path, self.keep, path)
+            self.progress.advance()
 
     def keep(self, path: str) -> None:
         """Compact a table, and delete what is too old; nothing where there is none. Raises what Spark raises."""

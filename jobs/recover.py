@@ -27,6 +27,7 @@ from jobs.rules import rule_of
 from statehouse.config import Config, Store
 from statehouse.errors import FeedLost
 from statehouse.fold import Rule, quoted
+from statehouse.progress import SILENT, Progress
 from statehouse.tables import (
     GENERATION,
     buckets,
@@ -35,6 +36,7 @@ from statehouse.tables import (
     metadata,
     opened,
     position,
+    rows_and_bytes,
     stored_rule,
     table,
 )
@@ -60,7 +62,9 @@ class Difference:
     swapped: bool = False
 
 
-def recover(spark: SparkSession, config: Config, store: Store, swap: bool = False) -> Difference:
+def recover(
+    spark: SparkSession, config: Config, store: Store, swap: bool = False, progress: Progress = SILENT
+) -> Difference:
     """Fold a store's state anew, compare it with the live one, and replace that: always where the rule is as it was,
     else only to ``swap``. The caller holds the lake's lock ``recover``, and ``merge`` too where the state is replaced."""
     live, folder = Merge(spark, config, store), draft_of(config, store.name)
@@ -70,21 +74,34 @@ def recover(spark: SparkSession, config: Config, store: Store, swap: bool = Fals
     changed = kept is not None and bool(differing(kept, draft.rule))
     if not (changed and swap and _usable(draft)):  # the draft of the comparison before will do
         remove(spark, folder)
+    begin_fold(progress, draft)
     at = _catch_up(draft, position(live.state))
+    progress.begin("comparing")
     found = _difference(draft, live, kept, at)
     if changed and not swap:
         return found
+    progress.begin("replacing the state")
     return Difference(**{**vars(found), "swapped": _replaced(draft, live, kept)})
 
 
-def anew(spark: SparkSession, config: Config, store: Store) -> None:
+def anew(spark: SparkSession, config: Config, store: Store, progress: Progress = SILENT) -> None:
     """Fold a store's state anew from the changelog as it is now, whatever it was before, and replace it; nothing where there is no
     changelog. The caller holds the locks as for :func:`recover`."""
     live, folder = Merge(spark, config, store), draft_of(config, store.name)
     settle(spark, config, store.name)
     remove(spark, folder)
     draft = Merge(spark, config, store, folder)
+    begin_fold(progress, draft)
     _replaced(draft, live, stored_rule(opened(live.state), store.name))
+
+
+def begin_fold(progress: Progress, merge: Merge) -> None:
+    """That a store is folded now: of how many events, where it begins with the first one."""
+
+    def events() -> int | None:
+        return rows_and_bytes(merge.changelog)[0] if position(merge.state) is None else None
+
+    progress.begin(f"folding {merge.store.name}", events)
 
 
 def _replaced(draft: Merge, live: Merge, kept: Rule | None) -> bool:

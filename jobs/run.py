@@ -25,13 +25,14 @@ from jobs.ingest import Ingest
 from jobs.maintain import Maintain
 from jobs.merge import Merge, Round
 from jobs.publish import Publisher
-from jobs.recover import recover
+from jobs.recover import begin_fold, recover
 from jobs.route import Router
 from jobs.send import Sender, Sent
 from jobs.session import lock, session
 from jobs.tasks import Tasks
 from statehouse.config import Config, Stream
 from statehouse.errors import ConfigError, FoldAnew, LakeBusy, StatehouseError
+from statehouse.progress import SILENT, Progress
 
 log = logging.getLogger("statehouse")
 PARTS = ("ingest", "merge", "route", "publish", "tasks", "maintain")
@@ -47,6 +48,7 @@ class Jobs:
         self.at_work = False  # until then there is nothing to finish
         self.failure: BaseException | None = None
         self.ingests: dict[str, Ingest] = {}  # by stream
+        self.progress = SILENT
         began = time.monotonic()
         self.unserve = metrics.serve(config)
         log.info(
@@ -62,14 +64,16 @@ class Jobs:
         for ingest in list(self.ingests.values()):
             ingest.stopping.set()
 
-    def run(self, once: bool = False) -> None:
-        """Run the parts until stopped, or ``once``; raises what made a part give up."""
+    def run(self, once: bool = False, progress: Progress = SILENT) -> None:
+        """Run the parts until stopped, or ``once``; raises what made a part give up. ``progress`` is told of what ends: of backfills, of
+        rounds of upkeep, and of what ingests ``once``."""
+        self.progress = progress
         with ExitStack() as held:
             held.callback(self.unserve)
             if self.config.jobs.metrics and "ingest" in self.parts:
-                progress = metrics.Progress()
-                self.spark.streams.addListener(progress)
-                held.callback(self.spark.streams.removeListener, progress)
+                listener = metrics.Progress()
+                self.spark.streams.addListener(listener)
+                held.callback(self.spark.streams.removeListener, listener)
             for part in self.parts:
                 held.enter_context(lock(self.spark, self.config, part))
             self._run(once)
@@ -92,7 +96,7 @@ class Jobs:
         workers = [self._worker(f"ingest {s.name}", self._keep_ingesting, attempts["ingest"], s) for s in streams]
         maintain = Maintain(self.spark, self.config)
         if merges:
-            given = merges, attempts["merge"], self.stopping, self.config, maintain.store
+            given = merges, attempts["merge"], self.stopping, self.config, maintain.store, self.progress
             workers.append(self._worker("merge", run_merges, *given))
         if "maintain" in self.parts:
             workers.append(self._worker("maintain", self._keep_logs, maintain))
@@ -127,7 +131,7 @@ class Jobs:
                 tried = attempts["ingest"]
                 tried.run(stream.name, lambda s=stream, t=tried: self._ingest(t, s, once=True))  # type: ignore[misc]
         if merges:
-            catch_up(merges, attempts["merge"], self.stopping)
+            catch_up(merges, attempts["merge"], self.stopping, self.progress)
             for merge in merges:
                 if merge.store.name not in attempts["merge"].errors:
                     attempts["merge"].run(merge.store.name, merge.expire)
@@ -143,7 +147,8 @@ class Jobs:
 
     def _ingest(self, attempts: Attempts, stream: Stream, once: bool = False) -> None:
         """Ingest a stream until it is stopped, or what there is now."""
-        ingest = Ingest(self.spark, self.config, stream, lambda: attempts.succeed(stream.name))
+        progress = self.progress if once else SILENT
+        ingest = Ingest(self.spark, self.config, stream, lambda: attempts.succeed(stream.name), progress)
         self.ingests[stream.name] = ingest
         if self.stopping.is_set():
             return
@@ -161,8 +166,9 @@ class Jobs:
 
     def _maintain(self, once: bool) -> None:
         """The upkeep alone, as a job of its own: of the states too, unless a merge is running, which keeps them itself."""
-        maintain = Maintain(self.spark, self.config)
+        maintain = Maintain(self.spark, self.config, self.progress)
         while not self.stopping.is_set():
+            self.progress.begin("maintaining", lambda: maintain.tables, "tables")
             maintain.logs(self.stopping)
             try:
                 with lock(self.spark, self.config, "merge", patience=0):
@@ -171,6 +177,7 @@ class Jobs:
                             maintain.store(Merge(self.spark, self.config, store))
             except LakeBusy:
                 log.info("the states are kept by the merge that is running")
+            self.progress.end()
             if once:
                 break
             self.stopping.wait(self.config.maintain_every / 1000)
@@ -210,6 +217,7 @@ def run_merges(
     stopping: threading.Event,
     config: Config,
     keep: Callable[[Merge], None],
+    progress: Progress = SILENT,
 ) -> None:
     """Merge every store that has something new, round after round, until told to stop; the round in hand is finished. Every
     ``maintain_every``, between two rounds, ``keep`` their tables."""
@@ -218,7 +226,7 @@ def run_merges(
     stopping.wait(every)  # the first batches are on their way: one round for them, not one for nothing
     while not stopping.is_set():
         began = time.monotonic()
-        worked = catch_up(merges, attempts, stopping)
+        worked = catch_up(merges, attempts, stopping, progress)
         took = time.monotonic() - began  # the upkeep is not the merge's time
         if time.monotonic() - kept > config.maintain_every / 1000:
             for merge in merges:
@@ -231,14 +239,19 @@ def run_merges(
         stopping.wait(pause if worked else IDLE)
 
 
-def catch_up(merges: Sequence[Merge], attempts: Attempts, stopping: threading.Event) -> int:
+def catch_up(
+    merges: Sequence[Merge], attempts: Attempts, stopping: threading.Event, progress: Progress = SILENT
+) -> int:
     """One round of every store; the number of those that had something new. One that fails is tried again from its position by a later
     round, as nothing is committed by halves."""
     worked = 0
     for merge in merges:
         if stopping.is_set():
             break
+        if not merge.checked:  # the first round, which may be a backfill
+            begin_fold(progress, merge)
         worked += attempts.run(merge.store.name, lambda merge=merge: merge_once(merge)) or False  # type: ignore[misc]
+        progress.end()
     return worked
 
 

@@ -11,6 +11,8 @@ import socket
 import time
 from pathlib import Path
 
+from statehouse.progress import Progress
+
 SCHEMA = (
     "topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, key BINARY, value BINARY,"
     " headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
@@ -55,6 +57,19 @@ def control(op, store=None):
 def rows(spark, path):
     """A table's rows as dicts."""
     return [r.asDict(recursive=True) for r in spark.read.format("delta").load(str(path)).collect()]
+
+
+class Heard(Progress):
+    """What a job tells of its steps: what each is, how many there are to do, and how many are done."""
+
+    def __init__(self):
+        self.steps = []
+
+    def begin(self, text, total=None, of="events"):
+        self.steps.append([text, total and total(), 0])
+
+    def advance(self, count=1):
+        self.steps[-1][2] += count
 
 
 def free_port():

@@ -204,20 +204,28 @@ def test_status_is_plain_for_a_script_and_a_table_on_a_terminal(folder, broker, 
 WORKING = """
 import logging, sys, time
 from statehouse import logs
-from statehouse.commands.output import working
+from statehouse.commands.progress import working
 logs.to_stderr()
-with working("loading", 2) as work:
+with working("loading", 2, "files") as work:
     for number in range(2):
-        work.show(f"loading {number}.jsonl", number)
+        work.begin(f"loading {number}.jsonl", lambda: 5000)
         logging.getLogger("statehouse").info("a line")
-        time.sleep(0.2)
+        work.advance(1200)
+        time.sleep(number and 1.3)
+        work.count()
+    work.begin("nothing to do", lambda: 0)
+    work.begin("going on")
+    time.sleep(0.3)
 print("done")
 """
 
 
 def test_progress_is_for_a_terminal(folder):
     code, shown = on_terminal(["-c", WORKING])
-    assert code == 0 and "loading 1.jsonl" in shown and "1/2" in shown and "0:00:00" in shown
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    assert code == 0 and "1 of 2 files" in shown and "0:00:00" in shown
+    assert re.search(r"loading 1.jsonl [━╸╺]+ 1,200 of 5,000 events, [0-9,]+/s, 0:00:0[34] left", shown)
+    assert re.search(r"going on +0:00:00", shown) and "nothing to do" not in shown
     assert len(re.findall("^.*a line$", shown, re.MULTILINE)) == 2, "log lines stand above it"
     assert f"{ESCAPE}?25l" not in shown, "the cursor stays, since a signal may end the process at once"
     done = subprocess.run([sys.executable, "-c", WORKING], capture_output=True, text=True)

@@ -15,7 +15,7 @@ from jobs.run import merge_once
 from statehouse.cli import main
 from statehouse.errors import StatehouseError
 from tests.lakes import drawn, right, state, written
-from tests.records import SCHEMA, control, iso, record, rows
+from tests.records import SCHEMA, Heard, control, iso, record, rows
 from tests.support.depth import sized
 
 WHO = "someone/in particular"
@@ -53,7 +53,11 @@ def test_nothing_is_left_of_a_key(spark, lake):
     replica, client = app.extensions["statehouse"].replica, app.test_client()
     try:
         assert client.get("/stores/total/keys/someone%2Fin%20particular").status_code == 200
-        found = erase(spark, config, config.stores["total"], [WHO, "nobody"])
+        heard = Heard()
+        found = erase(spark, config, config.stores["total"], [WHO, "nobody"], heard)
+        (first, events, _), *folds, (last, tables, done) = heard.steps
+        assert first == "removing events of s" and last == "deleting old files" and tables == done
+        assert [left for _, left, _ in folds] == [events - found.events] * len(config.stores)
         assert (found.events, found.refused) == (2 * BATCHES, BATCHES)
         assert set(found.versions) >= {"changelog/s", "quarantine/s", "state/total", "state/hours", "tombstones/total"}
         for name in STORES:

@@ -13,7 +13,7 @@ from jobs.rules import problems
 from statehouse import kafka
 from statehouse.errors import DefinitionChanged, KafkaUnavailable, LakeBusy, TopicRecreated
 from statehouse.tables import metadata
-from tests.records import SCHEMA, control, payload, produce, record, rows, wait
+from tests.records import SCHEMA, Heard, control, payload, produce, record, rows, wait
 
 STREAM = """
 streams:
@@ -108,8 +108,10 @@ def test_bad_input_is_refused_with_a_reason_and_stops_nothing(spark, broker, lak
     kafka.create_topic(config.kafka, topic)
     mixed = [(k, v, h, 0) for k, v, h, _ in REFUSED] + [(k, v, h, 1) for k, v, h in ACCEPTED]
     produce(broker.bootstrap, topic, mixed)
-    ingest = Ingest(spark, config, config.streams["s"])
+    heard = Heard()
+    ingest = Ingest(spark, config, config.streams["s"], progress=heard)
     run_once(ingest)
+    assert heard.steps == [["ingesting s", len(mixed), len(mixed)]]
     log, bad = rows(spark, ingest.changelog), rows(spark, ingest.quarantine)
     assert len(log) == len(ACCEPTED), [r["reason"] for r in bad if r["partition"] == 1]
     assert len(log) + len(bad) == len(mixed) == ingest.events + ingest.refused

@@ -19,7 +19,7 @@ from statehouse.cli import main
 from statehouse.errors import StatehouseError
 from statehouse.status import stream_status
 from tests.oracle import fold
-from tests.records import SCHEMA, iso, record, rows
+from tests.records import SCHEMA, Heard, iso, record, rows
 
 CONFIG = """
 streams:
@@ -50,8 +50,10 @@ def test_json_lines_once_a_file(spark, lake, tmp_path):
     text = "\n".join([json.dumps(line) for line in lines] + ["", "not json", '{"key": "b", "n": 1}', '{"n": "x"}', ""])
     (tmp_path / "old.jsonl").write_text(text)
     (tmp_path / "copy.jsonl").write_text(text)
-    done = loaded(spark, config, tmp_path / "old.jsonl")
+    heard = Heard()
+    done = load(spark, config, config.streams["s"], tmp_path / "old.jsonl", heard)
     assert (done.events, done.refused) == (5, 3)
+    assert heard.steps == [["reading old.jsonl", None, 0], ["loading old.jsonl", 9, 0]], "an empty line among them"
     for file in ("old.jsonl", "copy.jsonl"):
         assert loaded(spark, config, tmp_path / file).events is None, "known by its content"
     reasons = {r["payload"]: r["reason"] for r in rows(spark, f"{config.root}/quarantine/s")}

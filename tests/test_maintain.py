@@ -22,7 +22,7 @@ from jobs.run import merge_once, run_merges
 from statehouse.errors import ConfigError
 from statehouse.tables import opened
 from tests.lakes import drawn, right, state, written
-from tests.records import SCHEMA, control, record, rows, wait
+from tests.records import SCHEMA, Heard, control, record, rows, wait
 from tests.support.depth import sized
 
 TABLES = ("changelog/s", "quarantine/s", "state/total", "state/hours", "tombstones/total")
@@ -51,14 +51,17 @@ def test_fewer_files_and_the_same_rows_while_jobs_go_on(spark, lake):
         for name, merge in merges.items():
             if number == 0 or name == "total":
                 merge.round()
-    maintain, before = Maintain(spark, config), {name: files(config, name) for name in TABLES}
+    heard = Heard()
+    maintain, before = Maintain(spark, config, heard), {name: files(config, name) for name in TABLES}
     assert before["changelog/s"][0] >= BATCHES and before["quarantine/s"][0] == BATCHES
+    heard.begin("a round")
     maintain.logs(threading.Event())
     more()  # from before the compaction to after it, for some of them
     for name, merge in merges.items():
         maintain.store(merge)
         merge.round()
         assert state(spark, config, name) == right(known, name), name
+    assert heard.steps[0][2] == maintain.tables - 2, "all but those of the third store"
     maintain.config = config.model_copy(update={"versions": 0})  # no one reads an older one
     more()
     maintain.logs(threading.Event())

@@ -28,7 +28,7 @@ from statehouse.tables import generation, opened, position
 from statehouse.transpile import to_duckdb
 from statehouse.types import parse_type
 from tests.lakes import BATCHES, CONFIG, COUNT, T0, drawn, merged, more, right, state, whole, written
-from tests.records import SCHEMA, iso, record
+from tests.records import SCHEMA, Heard, iso, record
 from tests.support.depth import FULL, deep, first, sized
 
 
@@ -37,7 +37,10 @@ def test_a_recovered_state_has_identical_rows_and_goes_on(spark, filled):
     config, events = filled
     before = {store: whole(spark, config, store) for store in config.stores}
     for store in (config.stores[name] for name in sized(("total", "hours"), tuple(config.stores))):
-        found = recover(spark, config, store)
+        heard = Heard()
+        found = recover(spark, config, store, progress=heard)
+        steps = [f"folding {store.name}", COUNT, 0], ["comparing", None, 0], ["replacing the state", None, 0]
+        assert heard.steps == [*steps]
         assert (found.added, found.gone, found.changed, found.swapped) == (0, 0, 0, True)
         assert found.same == len(before[store.name]) and found.position == BATCHES and found.rule == ""
         assert whole(spark, config, store.name) == before[store.name], "row for row, changed_at included"

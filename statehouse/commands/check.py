@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from statehouse.commands.base import command, config_option, json_option
-from statehouse.commands.output import Problem, is_terminal, print_json, problems_of, show_problems, working
+from statehouse.commands.output import Problem, is_terminal, print_json, problems_of, show_problems
+from statehouse.commands.progress import working
 from statehouse.commands.spark import start_spark
 from statehouse.errors import ConfigError
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from statehouse.commands.base import command, json_option
-from statehouse.commands.output import coloured, print_json, working
+from statehouse.commands.output import coloured, print_json
+from statehouse.commands.progress import working
 from statehouse.errors import ConfigError, StatehouseError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import click
 
 from statehouse import stopping
 from statehouse.commands.base import Command, command, config_option
-from statehouse.commands.output import working
+from statehouse.commands.progress import working
 from statehouse.commands.spark import spark_log
 
 ONCE = "What is there now, then exit 0 (1: something failed)."
@@ -30,7 +30,8 @@ def _run(file: str | None, once: bool, parts: tuple[str, ...] | None = None) -> 
         jobs.stop()
 
     stopping.on_signals(stop)  # after Spark's own handler, which would tear down the batch in hand
-    jobs.run(once)
+    with working("running" if once else "", spark=jobs.spark) as work:
+        jobs.run(once, work)
 
 
 @command(

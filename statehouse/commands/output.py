@@ -1,15 +1,13 @@
-"""What a command shows: errors, tables, progress. Colour, tables with lines and progress are for a terminal; what is piped or
-redirected gets plain text, and so does a script."""
+"""What a command shows: errors and tables. Colour and tables with lines are for a terminal; what is piped or redirected gets plain
+text, and so does a script. What takes a while is in :mod:`statehouse.commands.progress`."""
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -137,53 +135,3 @@ def rich_table(names: Sequence[str], cells: Sequence[Sequence[str]], thousands: 
 def printable(text: str) -> str:
     """Text of any origin for a terminal, which would obey control characters: they are escaped, as Python has them."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
-# --- progress --------------------------------------------------------------------------------------------------------------------
-
-
-class Work:
-    """What is going on, for as long as :func:`working`; does nothing where nobody looks."""
-
-    def __init__(self, progress: Any = None, text: str = "", total: int | None = None) -> None:
-        self._progress = progress
-        self._task = progress.add_task(text, total=total) if progress else None
-
-    def show(self, text: str, done: int | None = None) -> None:
-        """Say what is done now, and how many of the ``total`` are."""
-        if self._progress:
-            self._progress.update(self._task, description=text, completed=done)
-
-
-@contextmanager
-def working(text: str, total: int | None = None) -> Iterator[Work]:
-    """Show on a terminal's stderr what takes a while, with the seconds that it has taken, and a bar where there is a ``total``."""
-    if not is_terminal(sys.stderr):
-        yield Work()
-        return
-    from rich.console import Console
-    from rich.file_proxy import FileProxy
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    class Visible(Console):
-        # A signal may end the process at once, and would leave the terminal without a cursor.
-        def show_cursor(self, show: bool = True) -> bool:
-            return False
-
-    # Of its own: while Spark starts, what is written to file descriptor 2 goes into Spark's log.
-    with os.fdopen(os.dup(sys.stderr.fileno()), "w") as terminal:
-        console = Visible(file=terminal, force_terminal=True)
-        columns = [SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()]
-        if total is not None:
-            columns[2:2] = [BarColumn(bar_width=20), MofNCompleteColumn()]
-        progress = Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
-        handlers = [h for h in logging.getLogger().handlers if isinstance(h, logging.StreamHandler)]
-        streams = [handler.setStream(FileProxy(console, handler.stream)) for handler in handlers]  # above the progress
-        try:
-            work = Work(progress, text, total)
-            with progress:
-                yield work
-        finally:
-            for handler, stream in zip(handlers, streams, strict=True):
-                if stream is not None:
-                    handler.setStream(stream)

@@ -7,7 +7,8 @@ from contextlib import ExitStack, nullcontext
 import click
 
 from statehouse.commands.base import command, config_option, json_option
-from statehouse.commands.output import print_json, working
+from statehouse.commands.output import print_json
+from statehouse.commands.progress import working
 from statehouse.commands.spark import start_spark, store_named, stream_named
 
 SECTION = "The past"
@@ -33,10 +34,10 @@ def load(stream: str, file_names: tuple[str, ...], file: str | None, as_json: bo
     from jobs.session import lock
 
     files = []
-    with lock(spark, config, "load"), working("loading", len(file_names)) as work:
-        for number, name in enumerate(file_names):
-            work.show(f"loading {name}", number)
-            loaded = loading.load(spark, config, of, name)
+    with lock(spark, config, "load"), working(f"loading into {stream}", len(file_names), "files", spark) as work:
+        for name in file_names:
+            loaded = loading.load(spark, config, of, name, work)
+            work.count()
             files.append({"file": name, "events": loaded.events, "refused": loaded.refused})
             if not as_json:
                 refused = f", {loaded.refused} refused: see quarantine/{stream}" if loaded.refused else ""
@@ -59,7 +60,6 @@ def load(stream: str, file_names: tuple[str, ...], file: str | None, as_json: bo
 def recover(store: str, rule: str | None, swap: bool, file: str | None, as_json: bool) -> None:
     """Fold a store's state anew from the whole changelog; under a changed rule: show what changes."""
     from statehouse import config as configuration
-    from statehouse.tables import rows_and_bytes, table
 
     config = configuration.load(file)
     of = configuration.rule_file(rule, config, store) if rule else store_named(config, store)
@@ -69,9 +69,11 @@ def recover(store: str, rule: str | None, swap: bool, file: str | None, as_json:
 
     with lock(spark, config, "recover"):
         writes = swap or recovering.will_swap(spark, config, of)
-        events, _ = rows_and_bytes(table(config, "changelog", of.stream))
-        with lock(spark, config, "merge") if writes else nullcontext(), working(f"folding {events:,} events"):
-            difference = recovering.recover(spark, config, of, swap)
+        with (
+            lock(spark, config, "merge") if writes else nullcontext(),
+            working(f"recovering {store}", spark=spark) as work,
+        ):
+            difference = recovering.recover(spark, config, of, swap, work)
     if as_json:
         print_json(vars(difference))
         return
@@ -111,8 +113,8 @@ def erase(store: str, keys: tuple[str, ...], file: str | None, as_json: bool) ->
     with ExitStack() as locks:
         for part in (*PARTS, "load", "recover"):
             locks.enter_context(lock(spark, config, part, patience=0))
-        with working("erasing"):
-            erased = erasing.erase(spark, config, of, keys)
+        with working("erasing", spark=spark) as work:
+            erased = erasing.erase(spark, config, of, keys, work)
     if as_json:
         print_json(vars(erased))
         return
@@ -143,7 +145,7 @@ def requeue(stream: str, reason: str | None, file: str | None, as_json: bool) ->
         while more:
             done = requeueing.requeue(config, of, reason)
             sent, more = sent + done.sent, done.more
-            work.show(f"{sent:,} sent")
+            work.say(f"{sent:,} sent")
     before = done.before - sent + done.sent
     if as_json:
         print_json({"stream": stream, "sent": sent, "before": before})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from statehouse.commands.output import working
+from statehouse.commands.progress import working
 from statehouse.errors import ConfigError
 from statehouse.places import remote
 
