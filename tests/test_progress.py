@@ -54,22 +54,22 @@ class Lines:
 
 def test_what_spark_reads_is_done_until_the_job_says_it(spark, tmp_path):
     path = str(tmp_path / "rows")
-    spark.range(400).repartition(4).write.parquet(path)
+    spark.range(0, 100, 1, 4).write.parquet(path)
     slow = "java_method('java.lang.Thread', 'sleep', 10L)"  # of each row
     read = spark.read.parquet(path).where(f"{slow} IS NULL AND id >= 0")
     lines = Lines()
     work = Work(lines, "the whole")
     work.records = Records(spark)
     for _ in range(2):
-        work.begin("reading", lambda: 400)
+        work.begin("reading", lambda: 100)
         job = threading.Thread(target=read.count)
         job.start()
         while job.is_alive():
             job.join(LOOK / 5)
             work.look()
-        assert lines.completed == 400
-    work.advance(300)
+        assert lines.completed == 100
+    work.advance(70)
     work.look()
-    assert lines.completed == 300, "what was read before counts no more"
+    assert lines.completed == 70, "what was read before counts no more"
     work.end()
     assert lines.steps == ["the whole", "reading", "reading"]
