@@ -2,8 +2,8 @@
 
 Not by DuckDB's delta extension where that can be helped: in 1.5.5 each scan leaks the list of the table's files (15 to 30 KiB of a
 table of one file; see bench/history.md), which not even the end of the connection frees. So deltalake says which files a version has, and DuckDB reads
-them as Parquet. The extension reads what that cannot: tables with deletion vectors, mapped columns or partitions. In which bucket a
-state's row is concerns its writer only: that column is left out.
+them as Parquet, and which of their rows are marked as deleted. The extension reads what that cannot: tables with mapped columns or
+partitions. In which bucket a state's row is concerns its writer only: that column is left out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from api.duck import literal, quoted
-from statehouse.tables import BUCKET
+from statehouse.tables import BUCKET, MARKING, deleted_rows
 
 PLAIN = {"timestampNtz"}  # what a reader may have to know besides, without a difference to the files
 Which = Callable[[pa.Table], pa.Array]
@@ -69,13 +69,18 @@ def parts(
     made = ", ".join(f"CAST({column} AS {kind}) AS {column}" for column, kind in columns)
     if which:
         files = actions["path"].filter(which(actions)).to_pylist()
+    deleted = deleted_rows(delta)
     step = at_once or len(files) or 1
     for first in range(0, len(files) or 1, step):
         rows = f"SELECT * FROM (SELECT {none}) WHERE FALSE"
         if some := files[first : first + step]:
             places = ", ".join(literal(f"{path}/{unquote(file)}") for file in some)
-            how = "union_by_name = true, hive_partitioning = false"
-            rows += f" UNION ALL BY NAME SELECT * FROM read_parquet([{places}], {how})"
+            found = f"read_parquet([{places}], union_by_name = true, hive_partitioning = false)"
+            if marked := [(n, deleted[file]) for n, file in enumerate(map(unquote, some)) if file in deleted]:
+                db.register(_deleted(name), _places(marked))
+                on = "_f.file_index = _d.file AND _f.file_row_number = _d.row"
+                found = f"(SELECT _f.* FROM {found} AS _f ANTI JOIN {quoted(_deleted(name))} AS _d ON {on})"
+            rows += f" UNION ALL BY NAME SELECT * FROM {found}"
         db.execute(f"CREATE OR REPLACE TEMP VIEW {view} AS SELECT {made} FROM ({rows})")
         yield view
 
@@ -83,14 +88,25 @@ def parts(
 def unpin(db: duckdb.DuckDBPyConnection, name: str) -> None:
     """Forget a view of :func:`pin`, if there is one."""
     db.execute(f"DROP VIEW IF EXISTS {quoted(name)}")
+    db.unregister(_deleted(name))
     db.execute(f"DETACH DATABASE IF EXISTS {quoted(f'{name}@')}")
+
+
+def _deleted(name: str) -> str:
+    return f"{name}-"
+
+
+def _places(marked: list[tuple[int, pa.Array]]) -> pa.Table:
+    """Files, by their number, with the numbers of some rows of each."""
+    files = [pa.repeat(number, len(rows)) for number, rows in marked]
+    return pa.table({"file": pa.chunked_array(files), "row": pa.chunked_array([rows for _, rows in marked])})
 
 
 def _plain(delta: DeltaTable, path: str, files: list[str]) -> bool:
     """Whether the table is no more than its files."""
     protocol = delta.protocol()
     features = set(protocol.reader_features or [])
-    known = protocol.min_reader_version == 1 or (protocol.min_reader_version == 3 and features <= PLAIN)
+    known = protocol.min_reader_version == 1 or (protocol.min_reader_version == 3 and features <= {*PLAIN, MARKING})
     elsewhere = any(":" in file or file.startswith("/") for file in files)
     pattern = any(character in path for character in "*?[")  # to DuckDB
     return known and set(delta.metadata().partition_columns) <= {BUCKET} and not elsewhere and not pattern

@@ -21,7 +21,7 @@ from api.problems import Problem
 from api.sql import tables as tables_of
 from api.stores import the_replica
 from statehouse.config import Config
-from statehouse.tables import opened
+from statehouse.tables import deleted_rows, opened
 
 FRESH_SECONDS = 1.0  # for which what was read of a log is new enough
 REMEMBERED = 2000  # commits of a table
@@ -81,6 +81,7 @@ class Log:
         self.commits = [*map(commit, new), *self.commits][:REMEMBERED]
         actions = pa.table(delta.get_add_actions(flatten=True))
         rows, size = (pc.sum(actions[name]).as_py() or 0 for name in ("num_records", "size_bytes"))
+        rows -= sum(map(len, deleted_rows(delta).values()))
         self.size = Size(delta.version(), rows, size, actions.num_rows)
 
     def told(self) -> list[dict[str, Any]]:

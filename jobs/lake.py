@@ -11,6 +11,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from jobs import databricks
 from statehouse.config import Config, Stream
 from statehouse.errors import DefinitionChanged, FoldAnew
 from statehouse.fold import Rule, quoted
@@ -24,6 +25,7 @@ from statehouse.tables import (
     FOLDS,
     GENERATION,
     REQUEUED_COLUMNS,
+    VECTORS,
     buckets,
     changelog_columns,
     definition_of,
@@ -145,7 +147,7 @@ def next_offsets(spark: SparkSession, path: str, which: str) -> dict[int, int]:
     return {partition: offset + 1 for partition, offset in ends.collect()}
 
 
-def create_store(spark: SparkSession, rule: Rule, state: str, tombstones: str) -> None:
+def create_store(spark: SparkSession, config: Config, rule: Rule, state: str, tombstones: str) -> None:
     """The tables of a state and its tombstones. A state folded by another rule raises DefinitionChanged, and one with rows that are
     not as they are made today FoldAnew; one that is partitioned otherwise stays so."""
     name, found = rule.store.name, opened(state)
@@ -165,9 +167,13 @@ def create_store(spark: SparkSession, rule: Rule, state: str, tombstones: str) -
         wanted = rule.store.buckets or "none"
         advice = f"'statehouse recover {name} --swap' lays it out anew"
         log.warning(f"store {name}: its state has {was or 'no'} buckets, the configuration says {wanted}: {advice}")
-    create(spark, state, rule.state_columns, state_properties(rule), BUCKET if rule.store.buckets else None)
-    if rule.store.publish and found and found.metadata().configuration.get(FEED) != "true":
-        spark.sql(f"ALTER TABLE delta.`{state}` SET TBLPROPERTIES ('{FEED}' = 'true')")
+    properties = state_properties(config, rule)
+    create(spark, state, rule.state_columns, properties, BUCKET if rule.store.buckets else None)
+    has = found.metadata().configuration if found else properties
+    changed = {VECTORS: properties[VECTORS], **({FEED: "true"} if rule.store.publish else {})}
+    if any(has.get(name, "false") != value for name, value in changed.items()):
+        made = ", ".join(f"'{name}' = '{value}'" for name, value in changed.items())
+        spark.sql(f"ALTER TABLE delta.`{state}` SET TBLPROPERTIES ({made})")
 
 
 def differing(old: Rule, new: Rule) -> str:
@@ -206,11 +212,12 @@ def _begins_before_year_one(spark: SparkSession, state: str) -> str:
     return "" if rows.isEmpty() else "with windows that begin before the year 1"
 
 
-def state_properties(rule: Rule) -> dict[str, str]:
+def state_properties(config: Config, rule: Rule) -> dict[str, str]:
     """The table properties of a state."""
     return {
         DEFINITION: definition_of(rule),
         FOLD: str(FOLDS),
+        VECTORS: str(config.deletion_vectors and not databricks.here()).lower(),
         "delta.checkpointInterval": "50",
         "delta.dataSkippingStatsColumns": _skipping(rule, "event_time"),
         **({FEED: "true"} if rule.store.publish else {}),

@@ -8,8 +8,11 @@ A round for one store, in four steps; what a crash after each leaves behind:
    changelog. *Nothing is written.*
 3. Append the keys that are absent now to the tombstones. *They hold nothing that adds up, so the same round
    again, or a reader that sees them early, comes to the same rows.*
-4. MERGE the rows into the state; the same commit holds ``txn(changelog) = head``. *The round is done; trying it
-   again changes nothing.*
+4. Put the rows into the state in the place of the old ones; the same commit holds ``txn(changelog) = head``. *The round is done;
+   trying it again changes nothing.*
+
+The last step costs what the rows do: the old ones are marked as deleted where step 1 has found them, the new ones appended
+(:mod:`jobs.vectors`). A table without deletion vectors has a MERGE, which writes the files anew that have a row of them.
 
 A store without a position reads the whole changelog, by the same steps, and appends instead of merging: a backfill is a
 long first round.
@@ -22,12 +25,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs import feed
+from jobs import feed, vectors
 from jobs.guard import Guard
 from jobs.lake import create_store, settle
 from jobs.law import keep_the_law
@@ -38,7 +42,16 @@ from statehouse.errors import FeedLost, StatehouseError
 from statehouse.fold import quoted
 from statehouse.tables import BUCKET, application, buckets, folded, generation, metadata, opened, position, table
 
-COUNTS = "counts"
+COUNTS, FOLDED = "counts", "folded"
+ROWS = {  # of a round, counted
+    "keys": "count(*)",
+    "absent": "count_if(NOT _present)",
+    "torn": "count_if(_conflict)",
+    "inserted": "count_if(_present AND NOT _here)",
+    "updated": "count_if(_present AND _here)",
+    "deleted": "count_if(NOT _present AND _here)",
+}
+FEW = 300_000  # keys that are sent to where the state is read, and not the state to where they are
 
 
 @dataclass(frozen=True)
@@ -86,7 +99,7 @@ class Merge:
                 settle(self.spark, self.config, self.store.name)
             if opened(self.state) is None and self.rule.store.reducer.written:
                 keep_the_law(self.spark, self.rule)
-            create_store(self.spark, self.rule, self.state, self.tombstones)
+            create_store(self.spark, self.config, self.rule, self.state, self.tombstones)
             self.checked = True
         if start == head or head == 0:  # version 0 is the empty table
             return None
@@ -101,17 +114,22 @@ class Merge:
         if not counted["events"]:  # only the position moves
             self._append(self.spark.read.format("delta").load(self.state).limit(0), head, counts)
             return Round(self.store.name, start, head, 0, 0, time.monotonic() - began)
-        keys, absent, torn = rows.selectExpr("count(*)", "count_if(NOT _present)", "count_if(_conflict)").collect()[0]
-        if torn:
+        found = self._counted_rows(rows)
+        if found["torn"]:
             rows = self._again(rows, head).localCheckpoint()
-            absent = rows.where("NOT _present").count()
-        if absent:
+            found = self._counted_rows(rows)
+        if found["absent"]:
             self._remember(rows, head)
         if start is None:
             self._append(self._laid_out(rows.where("_present")), head, counts)
+        elif vectors.enabled(opened(self.state)):
+            self._replace(rows, found, head, counts)
         else:
             self._merge(rows, head, counts)
-        return Round(self.store.name, start, head, counted["events"], keys, time.monotonic() - began)
+        return Round(self.store.name, start, head, counted["events"], found["keys"], time.monotonic() - began)
+
+    def _counted_rows(self, rows: DataFrame) -> dict[str, int]:
+        return rows.selectExpr(*(f"{expression} AS {name}" for name, expression in ROWS.items())).collect()[0].asDict()
 
     def _read(self, start: int | None, head: int) -> tuple[DataFrame, dict[str, int] | None]:
         """The store's events in (start, head] of the changelog, and their counts; or None, where none of them is a set or a
@@ -141,9 +159,8 @@ class Merge:
     def _observed(self, rows: DataFrame) -> dict[str, int] | None:
         """The counts of the events that some rows were made of. (An executor that was lost may have counted some twice.) None
         where there are no rows: Spark leaves out of the plan what comes to nothing."""
-        # Not by an Observation: that waits for a listener, and for good where the plan is of SQL.
-        found = rows._jdf.queryExecution().observedMetrics().get(COUNTS)
-        return {name: found.get().getAs(name) for name in self.rule.counts} if found.isDefined() else None
+        found = _metrics(rows, COUNTS)
+        return {name: found.getAs(name) for name in self.rule.counts} if found else None
 
     def _rows(self, events: DataFrame, resets: bool, first: bool) -> tuple[DataFrame, DataFrame]:
         """The new rows of the events' keys; of the ``first`` round, which has all of them, without a look back. And what is run
@@ -151,18 +168,31 @@ class Merge:
         rule, load = self.rule, self.spark.read.format("delta").load
         placed = sql(self.spark, rule.placed("events"), events=events)
         folded_, observed = sql(self.spark, rule.fold("placed", resets), placed=placed), None
-        state, partitioned = load(self.state), buckets(opened(self.state)) and not first
-        if partitioned or (rule.store.windows and resets):  # which buckets, and the purges in it, are looked up besides
-            folded_, observed = folded_.localCheckpoint(), folded_
+        state, delta = load(self.state), opened(self.state)
+        partitioned, marking = buckets(delta) and not first, vectors.enabled(delta) and not first
+        # Looked up besides is where its keys are, which buckets, and the purges in it.
+        if marking or partitioned or (rule.store.windows and resets):
+            observed = folded_.observe(FOLDED, F.count(F.lit(1)).alias("keys"))
+            folded_ = observed.localCheckpoint()
         if partitioned:
             state = state.where(self._touched(folded_))
+        if marking:
+            found = _metrics(observed or folded_, FOLDED)
+            state = self._sought(vectors.placed(state), folded_, found is not None and found.getAs("keys") > FEW)
         views = {"folded": folded_, "state": state}
         tombstones = None
         if not first and (kept := opened(self.tombstones)) and kept.version() > 0:  # there has been one
             tombstones, views["tombstones"] = "tombstones", load(self.tombstones)
         spread = rule.spread("folded", "state" if resets and not first else None, tombstones)
-        made = sql(self.spark, rule.combine(spread, "state", tombstones, again=first), **views)
+        carried = tuple(vectors.PLACE) if marking else ()
+        made = sql(self.spark, rule.combine(spread, "state", tombstones, again=first, carried=carried), **views)
         return made, observed or made
+
+    def _sought(self, state: DataFrame, rows: DataFrame, many: bool) -> DataFrame:
+        """The state's rows of some keys, whatever their windows."""
+        keys = [*self.rule.key_columns]
+        wanted = rows.select(*map(quoted, keys))
+        return state.join(wanted if many else F.broadcast(wanted), keys, "semi")
 
     def _bucket(self) -> str:
         return f"{self.rule.bucket(buckets(opened(self.state)) or 1)} AS {BUCKET}"
@@ -186,9 +216,14 @@ class Merge:
         log = sql(self.spark, rule.project("log", self.guard.text), log=self._events(None, head))
         whole = log.join(torn, list(rule.key_columns), "semi")  # a purge of a key has no window
         folded_ = sql(self.spark, rule.fold("events"), events=whole)
-        state = self.spark.read.format("delta").load(self.state)
+        state, carried = (
+            self.spark.read.format("delta").load(self.state),
+            [c for c in rows.columns if c in vectors.PLACE],
+        )
+        if carried:
+            state = vectors.placed(state)
         # Of a torn window nothing may be left: the state's own windows tell that there is one to be absent.
-        query = rule.combine(rule.spread("folded", "state", None), "state", None, again=True)
+        query = rule.combine(rule.spread("folded", "state", None), "state", None, again=True, carried=carried)
         anew = sql(self.spark, query, folded=folded_, state=state).join(torn, list(rule.keys), "semi")
         return rows.where("NOT _conflict").unionByName(anew)
 
@@ -215,6 +250,20 @@ class Merge:
                 .whenMatchedUpdate(set={quoted(c): e for c, e in columns.items()})
                 .whenNotMatchedInsert("n._present", values={quoted(c): e for c, e in inserted.items()})
                 .execute()
+            )
+
+    def _replace(self, rows: DataFrame, found: dict[str, int], head: int, counts: dict[str, int]) -> None:
+        delta = opened(self.state)
+        assert delta
+        with self.committing(head, counts):
+            vectors.replace_rows(
+                self.spark,
+                self.state,
+                delta.version(),
+                rows.where("_here").select(*vectors.PLACE) if found["updated"] or found["deleted"] else None,
+                self._laid_out(rows.where("_present")),
+                (application(generation(delta)), head),
+                {"Inserted": found["inserted"], "Updated": found["updated"], "Deleted": found["deleted"]},
             )
 
     def _append(self, rows: DataFrame, head: int, counts: dict[str, int]) -> None:
@@ -260,3 +309,10 @@ class Merge:
         found = opened(path)
         if found and found.version() > 0:
             DeltaTable.forPath(self.spark, path).delete(condition)
+
+
+def _metrics(rows: DataFrame, name: str) -> Any:
+    """What was observed under a name while the plan of some rows ran; None where it has no such part."""
+    # Not by an Observation: that waits for a listener, and for good where the plan is of SQL.
+    found = rows._jdf.queryExecution().observedMetrics().get(name)
+    return found.get() if found.isDefined() else None

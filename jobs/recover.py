@@ -202,7 +202,7 @@ def _swap(draft: Merge, live: Merge, kept: Rule | None) -> None:
         made = (f"{at} AS changed_at" if c == "changed_at" else f"d.{quoted(c)}" for c in rows.columns)
         rows = rows.alias("d").join(before, F.expr(rule.matching("d", "l")), "left").selectExpr(*made)
     counts = metadata(draft.state, "unkeyed") or {"unkeyed": 0, "late": 0}
-    properties = {**state_properties(rule), GENERATION: str(generation(old) + 1 if old else 1)}
+    properties = {**state_properties(draft.config, rule), GENERATION: str(generation(old) + 1 if old else 1)}
     with live.committing(head or 0, counts, raised=1):
         replace(rows, live.state, properties)
 

@@ -403,6 +403,7 @@ class Config(_Model):
     tasks: dict[Name, Task] | None = None  # {}: no rules, but tasks that are asked for
     task_topics: TopicPatterns | None = Field(default=None, alias="tasks.topics")  # stands among the rules, as `topics`
     merge_every: Duration = 5000
+    deletion_vectors: bool = True  # of the states: a merge marks the rows that it replaces
     tombstones: Duration = 7 * UNITS["day"]
     maintain_every: Annotated[Duration, Field(ge=1)] = 10 * UNITS["minute"]
     # Not shorter than what a batch or a merge may take: its files are no version's until it commits.

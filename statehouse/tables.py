@@ -22,8 +22,10 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import TableNotFoundError
 
@@ -79,6 +81,10 @@ REQUEUED_COLUMNS = {
     "sent_as": "STRING",  # what it came back as: t:0:17
     "log_time": "TIMESTAMP",
 }
+VECTORS, MARKING = (
+    "delta.enableDeletionVectors",
+    "deletionVectors",
+)  # that a table's rows are marked as deleted: its property, Delta's feature
 GENERATION = "statehouse.generation"  # how often a state, or its tombstones, was replaced as a whole: by recover
 
 
@@ -245,12 +251,25 @@ def batches(delta: DeltaTable, query: str) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch(batch)
 
 
+def deleted_rows(delta: DeltaTable) -> dict[str, pa.Array]:
+    """By a file's path in the table the numbers of its rows that are marked as deleted; of files that have any."""
+    if MARKING not in (delta.protocol().reader_features or []):
+        return {}
+    found, root = pa.table(delta.deletion_vectors()), unquote(urlsplit(delta.table_uri).path).rstrip("/") + "/"
+    return {
+        unquote(urlsplit(uri).path).removeprefix(root): pc.indices_nonzero(pc.invert(kept.values))
+        for uri, kept in zip(found["filepath"].to_pylist(), found["selection_vector"], strict=True)
+    }
+
+
 def rows_and_bytes(path: str, version: int | None = None) -> tuple[int, int]:
     """A table's rows (by its statistics) and bytes at a version, or the newest one; zeros where there is none."""
     if opened(path) is None:
         return 0, 0
-    actions = DeltaTable(path, version=version).get_add_actions(flatten=True)
+    delta = DeltaTable(path, version=version)
+    actions = delta.get_add_actions(flatten=True)
     columns = {
         name: actions[name].to_pylist() for name in actions.schema.names if name in ("num_records", "size_bytes")
     }
-    return sum(columns.get("num_records") or []), sum(columns.get("size_bytes") or [])
+    marked = sum(map(len, deleted_rows(delta).values()))
+    return sum(columns.get("num_records") or []) - marked, sum(columns.get("size_bytes") or [])

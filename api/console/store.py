@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -130,12 +129,11 @@ def _uses(store: Mapping[str, Any]) -> dict[str, str]:
     """The lines that read this store from elsewhere."""
     name, url = store["name"], request.url_root.rstrip("/")
     path = table(current_app.extensions["statehouse"].config, "state", name)
-    where = json.dumps(path)
     return {
         "curl": f"curl '{url}/stores/{name}/keys?limit=10'\ncurl -H 'Accept: text/csv' {url}/stores/{name}/keys > {name}.csv\n"
         f"curl -X PUT {url}/stores/{name}/keys/KEY -H 'Content-Type: application/json' -d '{{\"value\": VALUE}}'",
         "DuckDB": f"INSTALL delta; LOAD delta;\nSELECT * FROM delta_scan('{path}') LIMIT 10;",
         "Spark SQL": f"SELECT * FROM delta.`{path}` LIMIT 10;",
-        "pandas": f"from deltalake import DeltaTable\n\ndf = DeltaTable({where}).to_pandas()",
+        "pandas": f"import duckdb\n\ndf = duckdb.sql(\"FROM delta_scan('{path}')\").df()",
         "REST from Python": f'import requests\n\nrequests.get("{url}/stores/{name}/keys", {{"limit": 10}}).json()["rows"]',
     }

@@ -30,6 +30,7 @@ from deltalake import DeltaTable
 
 from statehouse.config import load
 from statehouse.failures import failing
+from statehouse.tables import select
 from tests.oracle import fold
 from tests.records import create, free_port, wait
 
@@ -357,7 +358,7 @@ def right(events: list[Event], store: str) -> dict[str, Any]:
 
 
 def _rows(path: str) -> list[Event]:
-    return DeltaTable(path).to_pyarrow_table().to_pylist()
+    return select(DeltaTable(path), "SELECT * FROM found")
 
 
 def _check(config: Any, events: list[Event]) -> None:

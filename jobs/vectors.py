@@ -1,0 +1,114 @@
+"""New rows of keys in one commit whose cost is theirs: the old ones are marked in deletion vectors, the new ones appended.
+
+Delta's own MERGE has to join the whole table once more to tell what is inserted from what is updated. Here it is known: whoever read the
+old rows has seen in which file, and in which place of it, each is. So this is Delta's transaction with what MERGE would have given it
+(its ``DMLWithDeletionVectorsHelper``, of Delta 4.4), by way of the JVM.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from statehouse.errors import StatehouseError
+from statehouse.tables import VECTORS
+
+PLACE = {"_file": "_metadata.file_path", "_row": "_metadata.row_index"}  # of a row that was read
+
+
+def enabled(delta: DeltaTable | None) -> bool:
+    """Whether rows of a table are to be marked, and not their files written anew."""
+    return delta is not None and delta.metadata().configuration.get(VECTORS) == "true"
+
+
+def placed(rows: DataFrame) -> DataFrame:
+    """A table's rows with the :data:`PLACE` of each."""
+    return rows.selectExpr("*", *(f"{expression} AS {name}" for name, expression in PLACE.items()))
+
+
+def replace_rows(
+    spark: SparkSession,
+    path: str,
+    version: int,
+    places: DataFrame | None,
+    rows: DataFrame,
+    txn: tuple[str, int],
+    counts: Mapping[str, int],
+) -> None:
+    """Commit what follows a table's version: without the rows at some :data:`PLACE`, and with some more. The commit has a ``txn``, an
+    application id with its number, and the ``counts`` of rows that MERGE tells: ``Inserted``, ``Updated`` and ``Deleted``.
+
+    Raises StatehouseError where the table has another version by now, and Delta's error where another process commits meanwhile.
+    """
+    jvm: Any = spark._jvm
+    delta, option = jvm.org.apache.spark.sql.delta, jvm.scala.Option
+    # Delta takes a commit's settings from the session that its thread has.
+    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
+    transaction = delta.DeltaLog.forTable(spark._jsparkSession, path).startTransaction()
+    if transaction.readVersion() != version:
+        raise StatehouseError(
+            f"{path}: found version {transaction.readVersion()}, expected {version}; one writer a table"
+        )
+    transaction.readWholeTable()
+    began, now = time.monotonic(), jvm.java.lang.System.currentTimeMillis()
+    changed, replaced = _marked(spark, transaction, places) if places else ([], [])
+    added = [*_items(jvm, transaction.writeFiles(rows._jdf))]
+    metrics = {f"numTargetRows{name}": count for name, count in {**counts, "Copied": 0}.items()}
+    metrics |= {"operationNumSourceRows": sum(counts.values())}
+    for name, files in {"Added": added, "Removed": replaced}.items():
+        metrics |= {f"numTargetFiles{name}": len(files), f"numTargetBytes{name}": sum(file.size() for file in files)}
+    metrics["executionTimeMs"] = int((time.monotonic() - began) * 1000)
+    transaction.registerSQLMetrics(spark._jsparkSession, _metrics(spark, metrics))
+    none, nothing = option.empty(), _sequence(jvm, [])
+    merge = getattr(delta, "DeltaOperations$Merge")(none, none, none, none, nothing, nothing, nothing)
+    position = delta.actions.SetTransaction(*txn, option.apply(now))
+    transaction.commit(
+        _sequence(jvm, [position, *changed, *(file.removeWithTimestamp(now, True) for file in replaced), *added]), merge
+    )
+
+
+def _marked(spark: SparkSession, transaction: Any, places: DataFrame) -> tuple[list[Any], list[Any]]:
+    """The files in which rows are marked, as they are from now on and as they were; and those of which no row is left."""
+    jvm: Any = spark._jvm
+    delta = jvm.org.apache.spark.sql.delta
+    files = transaction.snapshot().allFiles().collectAsList()
+    true = jvm.org.apache.spark.sql.catalyst.expressions.Literal.TrueLiteral()
+    columns = [jvm.scala.Option.apply(F.col(name)._jc) for name in PLACE]
+    results = delta.commands.DeletionVectorBitmapGenerator.buildRowIndexSetsForFilesMatchingCondition(
+        *(spark._jsparkSession, transaction, True, places._jdf, _sequence(jvm, files), true, *columns)
+    )
+    helper = delta.commands.DMLWithDeletionVectorsHelper
+    by_name = helper.generateCandidateFileMap(transaction.deltaLog().dataPath(), _sequence(jvm, files))
+    changed, replaced = [], []
+    for touched in _items(jvm, helper.findFilesWithMatchingRows(transaction, by_name, results)):
+        file = touched.fileLogEntry()
+        if touched.isFullyReplaced():
+            replaced.append(file)
+            continue
+        pair = file.removeRows(touched.newDeletionVector(), True, True)
+        changed += [pair._1(), pair._2()]
+    return changed, replaced
+
+
+def _metrics(spark: SparkSession, values: Mapping[str, int]) -> Any:
+    jvm: Any = spark._jvm
+    made = {}
+    for name, value in values.items():
+        made[name] = jvm.org.apache.spark.sql.execution.metric.SQLMetrics.createMetric(
+            spark.sparkContext._jsc.sc(), name
+        )
+        made[name].set(value)
+    return jvm.PythonUtils.toScalaMap(made)
+
+
+def _sequence(jvm: Any, items: Iterable[Any]) -> Any:
+    return jvm.PythonUtils.toSeq([*items])
+
+
+def _items(jvm: Any, sequence: Any) -> Any:
+    return jvm.scala.jdk.javaapi.CollectionConverters.asJava(sequence)
