@@ -16,9 +16,9 @@ from statehouse.commands.progress import LOOK, Records, Work, counts
         (0, 5000, 5, "0 of 5,000 events"),
         (1200, 5000, 0.2, "1,200 of 5,000 events"),
         (1200, 5000, 3, "1,200 of 5,000 events, 400/s, 0:00:09 left"),
+        (1200, 500_000, 3, "1,200 of 500,000 events"),
         (3, 10, 12, "3 of 10 events, 0:00:28 left"),
-        (5000, 5000, 10, "5,000 of 5,000 events, 500/s"),
-        (6000, 5000, 10, "5,000 of 5,000 events, 500/s"),
+        (4999.99, 5000, 10, "5,000 of 5,000 events"),
     ],
 )
 def test_a_count_in_words(done, total, seconds, shown):
@@ -45,7 +45,8 @@ class Lines:
         self.steps.append(text)
         return len(self.steps)
 
-    def update(self, _task, completed):
+    def update(self, task, completed):
+        assert task == len(self.steps)
         self.completed = completed
 
     def remove_task(self, _task):
@@ -67,7 +68,7 @@ def test_what_spark_reads_is_done_until_the_job_says_it(spark, tmp_path):
         while job.is_alive():
             job.join(LOOK / 5)
             work.look()
-        assert lines.completed == 100
+        assert 99 < lines.completed < 100, "all is read, and the job goes on"
     work.advance(70)
     work.look()
     assert lines.completed == 70, "what was read before counts no more"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOOK = 0.5  # seconds between two looks at what Spark has read
+ENOUGH = 0.01  # of a total; before that the rate is not known: what Spark reads first is the table's own log
 
 
 class Work(Progress):
@@ -28,7 +29,7 @@ class Work(Progress):
         self._lines = lines
         self._whole = lines.add_task(text, total=total, of=of, visible=bool(text)) if lines else None
         self._step: Any = None
-        self._done, self._counts_events = 0, False
+        self._done, self._total, self._counts_events = 0, 0, False
         self._lock = threading.Lock()
         self.records: Records | None = None  # what Spark reads is what is done, until the job says it
 
@@ -51,7 +52,7 @@ class Work(Progress):
         if number == 0:
             return
         with self._lock:
-            self._done, self._counts_events = 0, of == "events" and number is not None
+            self._done, self._total, self._counts_events = 0, number or 0, of == "events" and number is not None
             if self.records:
                 self.records.restart()
             self._step = self._lines.add_task(text, total=number, of=of)
@@ -64,7 +65,7 @@ class Work(Progress):
             if self.records:
                 self.records.restart()
             self._done += count
-            self._lines.update(self._step, completed=self._done)
+            self._show(self._done)
 
     def end(self) -> None:
         """See :class:`statehouse.progress.Progress`."""
@@ -77,7 +78,11 @@ class Work(Progress):
         """Take what Spark has read of the events in hand for done."""
         with self._lock:
             if self._step is not None and self._counts_events and self.records:
-                self._lines.update(self._step, completed=self._done + self.records.read())
+                self._show(self._done + self.records.read())
+
+    def _show(self, done: int) -> None:
+        # All is read, and not yet written: for rich a task that is complete has ended, and its clock stops.
+        self._lines.update(self._step, completed=min(done, self._total - 0.01))
 
 
 class Records:
@@ -111,13 +116,11 @@ def counts(done: float, total: float | None, of: str, seconds: float) -> str:
     """``1,200 of 5,000 events, 400/s, 0:00:09 left``: empty where there is no total; a rate and a time where they are known."""
     if not total:
         return ""
-    done = min(done, total)
-    text = f"{int(done):,} of {int(total):,} {of}"
-    if done and seconds >= 1:
+    text = f"{round(done):,} of {round(total):,} {of}"
+    if total * ENOUGH <= done <= total - 1 and seconds >= 1:
         rate = done / seconds
         text += f", {rate:,.0f}/s" if rate >= 1 else ""
-        if left := int((total - done) / rate):
-            text += f", {dt.timedelta(seconds=left)} left"
+        text += f", {dt.timedelta(seconds=int((total - done) / rate))} left"
     return text
 
 
