@@ -238,12 +238,16 @@ def _summary(config: Config, simulator: Simulator, freshness: list[float]) -> in
     for name in config.stores:
         found = store_status(config, name)
         api = served.get(name, {})
-        same = (found["keys"], found["position"]) == (api.get("keys"), api.get("position")) and found[
-            "position"
-        ] == found["head"]
+        merged = found["position"] == found["head"]
+        same = merged and (found["keys"], found["position"]) == (api.get("keys"), api.get("position"))
         wrong += not same
+        said = (
+            _yes(same)
+            if merged
+            else f"not merged after {CATCH_UP} s, up to {found['head']}; the next run goes on from there"
+        )
         print(
-            f"{name}: {found['keys']} keys at version {found['position']}; the API says {api.get('keys')} at {api.get('position')}: {_yes(same)}"
+            f"{name}: {found['keys']} keys at version {found['position']}; the API says {api.get('keys')} at {api.get('position')}: {said}"
         )
     wrong += _passed_on(config)
     if freshness:
