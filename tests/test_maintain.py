@@ -95,7 +95,7 @@ def test_the_merge_keeps_its_tables_between_two_rounds(lake):
     kept, stopping = [], threading.Event()
 
     class Nothing:
-        store = config.stores[next(iter(config.stores))]
+        checked, store = True, config.stores[next(iter(config.stores))]
 
         def round(self):
             return None

@@ -126,7 +126,7 @@ def test_interrupted_anywhere_the_state_is_as_before_or_the_new_one(spark, lake,
     assert state(spark, config, "total") == new
 
 
-MERGE_STEPS = ("_events", "_rows", "_again", "_remember", "_merge")
+MERGE_STEPS = ("_events", "_rows", "_counted_rows", "_again", "_remember", "_replace")
 
 
 @pytest.mark.slow
