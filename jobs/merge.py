@@ -12,7 +12,8 @@ A round for one store, in four steps; what a crash after each leaves behind:
    trying it again changes nothing.*
 
 The last step costs what the rows do: the old ones are marked as deleted where step 1 has found them, the new ones appended
-(:mod:`jobs.vectors`). A table without deletion vectors has a MERGE, which writes the files anew that have a row of them.
+(:mod:`jobs.vectors`). A table without deletion vectors, or one that is small, has a MERGE, which writes the files anew that have a row
+of them.
 
 A store without a position reads the whole changelog, by the same steps, and appends instead of merging: a backfill is a
 long first round.
@@ -31,7 +32,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs import feed, vectors
+from jobs import databricks, feed, vectors
 from jobs.guard import Guard
 from jobs.lake import create_store, settle
 from jobs.law import keep_the_law
@@ -40,7 +41,18 @@ from jobs.session import fresh, sql
 from statehouse.config import Config, Store
 from statehouse.errors import FeedLost, StatehouseError
 from statehouse.fold import quoted
-from statehouse.tables import BUCKET, application, buckets, folded, generation, metadata, opened, position, table
+from statehouse.tables import (
+    BUCKET,
+    application,
+    buckets,
+    folded,
+    generation,
+    metadata,
+    opened,
+    position,
+    rows_and_bytes,
+    table,
+)
 
 COUNTS, FOLDED = "counts", "folded"
 ROWS = {  # of a round, counted
@@ -51,6 +63,8 @@ ROWS = {  # of a round, counted
     "updated": "count_if(_present AND _here)",
     "deleted": "count_if(NOT _present AND _here)",
 }
+# Bytes of a state whose files are as soon written anew as marked: some 200,000 keys. Who reads it has few files then.
+SMALL = 8 << 20
 FEW = 300_000  # keys that are sent to where the state is read, and not the state to where they are
 
 
@@ -71,6 +85,8 @@ class Merge:
 
     def __init__(self, spark: SparkSession, config: Config, store: Store, folder: str | None = None) -> None:
         self.spark = fresh(spark)
+        if not databricks.here():  # a MERGE is where nothing is marked
+            self.spark.conf.set("spark.databricks.delta.merge.deletionVectors.persistent", "false")
         self.config, self.store = config, store
         self.rule = rule_of(self.spark, config, store)
         self.changelog = table(config, "changelog", store.stream)
@@ -122,7 +138,7 @@ class Merge:
             self._remember(rows, head)
         if start is None:
             self._append(self._laid_out(rows.where("_present")), head, counts)
-        elif vectors.enabled(opened(self.state)):
+        elif not vectors.PLACE.keys().isdisjoint(rows.columns):
             self._replace(rows, found, head, counts)
         else:
             self._merge(rows, head, counts)
@@ -169,7 +185,8 @@ class Merge:
         placed = sql(self.spark, rule.placed("events"), events=events)
         folded_, observed = sql(self.spark, rule.fold("placed", resets), placed=placed), None
         state, delta = load(self.state), opened(self.state)
-        partitioned, marking = buckets(delta) and not first, vectors.enabled(delta) and not first
+        partitioned = buckets(delta) and not first
+        marking = not first and vectors.enabled(delta) and rows_and_bytes(self.state)[1] >= SMALL
         # Looked up besides is where its keys are, which buckets, and the purges in it.
         if marking or partitioned or (rule.store.windows and resets):
             observed = folded_.observe(FOLDED, F.count(F.lit(1)).alias("keys"))

@@ -16,6 +16,14 @@ from tests.records import record
 from tests.support.depth import sized
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def marking(monkeypatch):
+    """As in a state that is not small."""
+    monkeypatch.setattr("jobs.merge.SMALL", 0)
+
+
 ROWS = "count(*) AS n, count(value) AS v, max(key) AS k"
 
 
@@ -39,10 +47,10 @@ def test_every_reader_has_the_same_rows_in_every_version(spark, lake):
     config, known = written(lake), []
     path = f"{config.root}/state/total"
     marked = 0
-    for batch in range(sized(3, 12)):
-        if batch == 1:  # the rows that a MERGE without vectors has made
+    for batch in range(sized(4, 12)):
+        if batch == 2:  # a MERGE over rows that are marked
             config = config.model_copy(update={"deletion_vectors": False})
-        if batch == 2:
+        if batch == 3:
             config = config.model_copy(update={"deletion_vectors": True})
         records, events = drawn(60 + batch, 4 if batch else 60, first=60 * batch)
         known += events
