@@ -94,6 +94,7 @@ class Merge:
         self.tombstones = f"{folder}/tombstones" if folder else table(config, "tombstones", store.name)
         self.drafting = folder is not None
         self.guard = Guard(f"store {store.name}")
+        self.version = -1  # of the state that the round's rows were made from
         self.checked = False  # that the tables are there and of this rule
 
     def round(self, upto: int | None = None) -> Round | None:
@@ -184,7 +185,12 @@ class Merge:
         rule, load = self.rule, self.spark.read.format("delta").load
         placed = sql(self.spark, rule.placed("events"), events=events)
         folded_, observed = sql(self.spark, rule.fold("placed", resets), placed=placed), None
-        state, delta = load(self.state), opened(self.state)
+        delta = opened(self.state)
+        assert delta
+        self.version, state = (
+            delta.version(),
+            load(self.state),
+        )  # in this order: whoever commits in between is found out
         partitioned = buckets(delta) and not first
         marking = not first and vectors.enabled(delta) and rows_and_bytes(self.state)[1] >= SMALL
         # Looked up besides is where its keys are, which buckets, and the purges in it.
@@ -276,7 +282,7 @@ class Merge:
             vectors.replace_rows(
                 self.spark,
                 self.state,
-                delta.version(),
+                self.version,
                 rows.where("_here").select(*vectors.PLACE) if found["updated"] or found["deleted"] else None,
                 self._laid_out(rows.where("_present")),
                 (application(generation(delta)), head),

@@ -6,11 +6,10 @@ import pytest
 from deltalake import DeltaTable
 
 from api import delta, duck
-from jobs import vectors
 from jobs.maintain import Maintain
 from jobs.merge import Merge
 from statehouse.errors import StatehouseError
-from statehouse.tables import MARKING, deleted_rows, opened, rows_and_bytes, select
+from statehouse.tables import MARKING, deleted_rows, opened, position, rows_and_bytes, select
 from tests.lakes import drawn, more, right, state, written
 from tests.records import record
 from tests.support.depth import sized
@@ -84,13 +83,18 @@ def test_a_commit_costs_its_rows_and_leaves_the_other_files(spark, lake):
     assert MARKING in opened(path).protocol().reader_features
 
 
-def test_a_table_that_has_moved_on_is_not_written(spark, lake):
+def test_rows_of_a_version_that_is_no_longer_the_newest_are_not_written(spark, lake, monkeypatch):
     config = written(lake)
     more(spark, config, [record("t", 0, 0, 10**15, "a", {"key": "a", "n": 1})], "total")
     path = f"{config.root}/state/total"
-    rows = spark.read.format("delta").load(path)
-    places, version = vectors.placed(rows).select(*vectors.PLACE).localCheckpoint(), opened(path).version()
-    spark.sql(f"DELETE FROM delta.`{path}`")
-    with pytest.raises(StatehouseError, match="one writer a table"):
-        vectors.replace_rows(spark, path, version, places, rows, ("changelog", 99), {"Updated": 1})
-    assert rows_and_bytes(path)[0] == 0
+    count, before = Merge._counted_rows, position(path)
+
+    def somebody_else_writes(merge, rows):
+        spark.sql(f"DELETE FROM delta.`{path}`")
+        return count(merge, rows)
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(Merge, "_counted_rows", somebody_else_writes)
+        with pytest.raises(StatehouseError, match="one writer a table"):
+            more(spark, config, [record("t", 0, 1, 10**15, "a", {"key": "a", "n": 1})], "total")
+    assert rows_and_bytes(path)[0] == 0 and position(path) == before
