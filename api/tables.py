@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import DeltaTable
 from flask import Blueprint, Response, current_app
 
@@ -21,7 +20,7 @@ from api.problems import Problem
 from api.sql import tables as tables_of
 from api.stores import the_replica
 from statehouse.config import Config
-from statehouse.tables import deleted_rows, opened
+from statehouse.tables import byte_count, opened, row_count
 
 FRESH_SECONDS = 1.0  # for which what was read of a log is new enough
 REMEMBERED = 2000  # commits of a table
@@ -79,10 +78,8 @@ class Log:
         since = self.size.version if self.size else delta.version() - REMEMBERED
         new = delta.history(min(REMEMBERED, max(1, delta.version() - since)))
         self.commits = [*map(commit, new), *self.commits][:REMEMBERED]
-        actions = pa.table(delta.get_add_actions(flatten=True))
-        rows, size = (pc.sum(actions[name]).as_py() or 0 for name in ("num_records", "size_bytes"))
-        rows -= sum(map(len, deleted_rows(delta).values()))
-        self.size = Size(delta.version(), rows, size, actions.num_rows)
+        actions = pa.table(delta.get_add_actions())
+        self.size = Size(delta.version(), row_count(delta), byte_count(delta), actions.num_rows)
 
     def told(self) -> list[dict[str, Any]]:
         """The commits, newest first, with the ``files`` and ``bytes`` that the table had after each, as far back as its log tells."""

@@ -45,12 +45,12 @@ from statehouse.tables import (
     BUCKET,
     application,
     buckets,
+    byte_count,
     folded,
     generation,
     metadata,
     opened,
     position,
-    rows_and_bytes,
     table,
 )
 
@@ -187,12 +187,10 @@ class Merge:
         folded_, observed = sql(self.spark, rule.fold("placed", resets), placed=placed), None
         delta = opened(self.state)
         assert delta
-        self.version, state = (
-            delta.version(),
-            load(self.state),
-        )  # in this order: whoever commits in between is found out
+        self.version = delta.version()  # before the state is read: whoever commits in between is found out
+        state = load(self.state)
         partitioned = buckets(delta) and not first
-        marking = not first and vectors.enabled(delta) and rows_and_bytes(self.state)[1] >= SMALL
+        marking = not first and vectors.enabled(delta) and byte_count(delta) >= SMALL
         # Looked up besides is where its keys are, which buckets, and the purges in it.
         if marking or partitioned or (rule.store.windows and resets):
             observed = folded_.observe(FOLDED, F.count(F.lit(1)).alias("keys"))

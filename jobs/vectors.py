@@ -21,9 +21,9 @@ from statehouse.tables import VECTORS
 PLACE = {"_file": "_metadata.file_path", "_row": "_metadata.row_index"}  # of a row that was read
 
 
-def enabled(delta: DeltaTable | None) -> bool:
+def enabled(delta: DeltaTable) -> bool:
     """Whether rows of a table are to be marked, and not their files written anew."""
-    return delta is not None and delta.metadata().configuration.get(VECTORS) == "true"
+    return delta.metadata().configuration.get(VECTORS) == "true"
 
 
 def placed(rows: DataFrame) -> DataFrame:

@@ -9,7 +9,7 @@ from sqlglot import exp
 
 from statehouse.alike import kind_of, nulled
 from statehouse.config import Own
-from statehouse.kinds import Differs
+from statehouse.kinds import Differs, differs
 from statehouse.reducers import ORDER
 from statehouse.types import INTEGERS
 from statehouse.values import parse_expression
@@ -77,7 +77,7 @@ def _given(written: str, names: Mapping[str, str], kind: str, aggregates: bool) 
     kind_of(f"CAST(({written}) AS {kind})", names)
     text = nulled(written, names)
     if made and text != written:  # DuckDB has no TRY around an aggregate
-        raise _differs(whole)
+        raise differs(whole)
     for column, aggregate in made.items():
         text = text.replace(column, aggregate)
     return text
@@ -91,7 +91,7 @@ def _aggregates(tree: exp.Expr) -> list[exp.Expr]:
 def _aggregate(node: exp.Expr, names: Mapping[str, str]) -> tuple[str, str]:
     """An aggregate's type in Spark and its words for both engines."""
     if isinstance(node.parent, exp.Filter):
-        raise _differs(node.parent)
+        raise differs(node.parent)
     match node:
         case exp.Count() if isinstance(node.this, exp.Star):
             return "BIGINT", "count(*)"
@@ -99,7 +99,7 @@ def _aggregate(node: exp.Expr, names: Mapping[str, str]) -> tuple[str, str]:
             argument, name = node.this.sql("spark"), "max_by" if isinstance(node, exp.ArgMax) else "min_by"
             return kind_of(argument, names).ddl, f"{name}({nulled(argument, names)}, _order)"
     if isinstance(node.this, exp.Distinct | None) or node.args.get("expressions") or node.this.find(exp.AggFunc):
-        raise _differs(node)
+        raise differs(node)
     argument = node.this.sql("spark")
     kind = kind_of(argument, names)
     argument = nulled(argument, names)
@@ -116,8 +116,4 @@ def _aggregate(node: exp.Expr, names: Mapping[str, str]) -> tuple[str, str]:
             return "BIGINT", f"try_cast(sum(CAST({argument} AS DECIMAL(38,0))) AS BIGINT)"
         case exp.Sum() if kind.name == "DECIMAL" and kind.sizes[0] <= LONGEST_SUMMED:
             return f"DECIMAL({kind.sizes[0] + 10},{kind.sizes[1]})", f"sum({argument})"
-    raise _differs(node)
-
-
-def _differs(node: exp.Expr) -> Differs:
-    return Differs(f"{node.sql('spark')[:100]} is not known to be the same in DuckDB")
+    raise differs(node)

@@ -35,7 +35,8 @@ class Differs(UnsupportedError):
     """An expression, or a part of it, that is not known to be alike; it says which."""
 
 
-def _differs(node: exp.Expr) -> Differs:
+def differs(node: exp.Expr) -> Differs:
+    """That a part of an expression is not known to be alike."""
     return Differs(f"{node.sql('spark')[:100]} is not known to be the same in DuckDB")
 
 
@@ -48,11 +49,11 @@ def typed(node: exp.Expr, names: Mapping[str, Type]) -> Type:
     def need(child: exp.Expr, *kinds: str) -> Type:
         found = of(child)
         if found.name not in kinds:
-            raise _differs(node)
+            raise differs(node)
         return found
 
     if any(given and name not in ARGUMENTS.split() for name, given in node.args.items()):
-        raise _differs(node)
+        raise differs(node)
     match node:
         case exp.Paren():
             return of(node.this)
@@ -116,7 +117,7 @@ def typed(node: exp.Expr, names: Mapping[str, Type]) -> Type:
             return DOUBLE
         case exp.Add() | exp.Sub() if isinstance(node.expression, exp.Interval):
             if not _fixed(node.expression):
-                raise _differs(node)
+                raise differs(node)
             return need(node.this, "TIMESTAMP")
         case exp.Add() | exp.Sub() | exp.Mul():
             return _arithmetic(node, of(node.this), of(node.expression))
@@ -189,7 +190,7 @@ def typed(node: exp.Expr, names: Mapping[str, Type]) -> Type:
                 if isinstance(field, exp.PropertyEQ)
             ]
             if len(fields) != len(node.expressions) or any(kind is NULL for _, kind in fields):
-                raise _differs(node)
+                raise differs(node)
             return Type(
                 "STRUCT", f"STRUCT<{', '.join(f'`{name}`: {kind.ddl}' for name, kind in fields)}>", fields=tuple(fields)
             )
@@ -209,7 +210,7 @@ def typed(node: exp.Expr, names: Mapping[str, Type]) -> Type:
     if isinstance(node, OF_TIME):
         need(node.this, "TIMESTAMP")
         return parse_type("INT")
-    raise _differs(node)
+    raise differs(node)
 
 
 def _literal(node: exp.Literal) -> Type:
@@ -223,12 +224,12 @@ def _literal(node: exp.Literal) -> Type:
         return parse_type(f"DECIMAL({max(1, whole + scale)},{scale})")
     if "e" in text.lower():
         return DOUBLE
-    raise _differs(node)
+    raise differs(node)
 
 
 def _field(node: exp.Expr, path: Sequence[str], names: Mapping[str, Type]) -> Type:
     if path[0].lower() not in names:
-        raise _differs(node)
+        raise differs(node)
     kind = names[path[0].lower()]
     for name in path[1:]:
         kind = _inner(node, kind, name)
@@ -238,7 +239,7 @@ def _field(node: exp.Expr, path: Sequence[str], names: Mapping[str, Type]) -> Ty
 def _inner(node: exp.Expr, kind: Type, name: str) -> Type:
     found = next((inner for field, inner in kind.fields if field.lower() == name.lower()), None)
     if found is None:
-        raise _differs(node)
+        raise differs(node)
     return found
 
 
@@ -250,7 +251,7 @@ def _item(node: exp.Bracket, of: Type, names: Mapping[str, Type]) -> Type:
         return of.parts[0]
     if of.name == "MAP" and typed(index, names).name == "STRING":
         return of.parts[1]
-    raise _differs(node)
+    raise differs(node)
 
 
 def _number(node: exp.Expr | None) -> int | None:
@@ -300,18 +301,18 @@ def _dated(kind: Type, text: exp.Expr) -> bool:
 def _numeric(node: exp.Expr, kinds: Sequence[Type]) -> Type:
     """The type that numbers of some types are brought to, to be compared or chosen among."""
     if any(kind.name not in (*INTEGERS, "DECIMAL", "DOUBLE") for kind in kinds):
-        raise _differs(node)
+        raise differs(node)
     decimals = [kind for kind in kinds if kind.name == "DECIMAL"]
     if any(kind.name == "DOUBLE" for kind in kinds):
         if any(kind.sizes[0] > EXACT for kind in decimals):
-            raise _differs(node)
+            raise differs(node)
         return DOUBLE
     if not decimals:
         return max(kinds, key=lambda kind: DIGITS[kind.name])
     scale = max(kind.sizes[1] for kind in decimals)
     whole = max(_whole(kind) for kind in kinds)
     if whole + scale > 38:
-        raise _differs(node)
+        raise differs(node)
     return parse_type(f"DECIMAL({whole + scale},{scale})")
 
 
@@ -335,7 +336,7 @@ def _arithmetic(node: exp.Expr, left: Type, right: Type) -> Type:
     if "DOUBLE" in names and names <= {"DOUBLE", *INTEGERS}:
         return DOUBLE
     if "DECIMAL" not in names or not names <= {"DECIMAL", *INTEGERS}:
-        raise _differs(node)
+        raise differs(node)
     sizes = []
     for kind, operand in ((left, node.this), (right, node.expression)):
         literal = _number(operand)
@@ -347,7 +348,7 @@ def _arithmetic(node: exp.Expr, left: Type, right: Type) -> Type:
     else:
         made = max(whole, other) + max(scale, digits) + 1, max(scale, digits)
     if made[0] > FAST:
-        raise _differs(node)
+        raise differs(node)
     return parse_type(f"DECIMAL({made[0]},{made[1]})")
 
 
@@ -356,7 +357,7 @@ def _sum(node: exp.Expr, left: Type, right: Type) -> Type:
     literals = [_number(operand) is not None for operand in (node.this, node.expression)]
     small = [DIGITS[kind.name] < DIGITS["INT"] for kind in (left, right)]
     if all(literals) or (literals[0] and small[1]) or (literals[1] and small[0]):
-        raise _differs(node)
+        raise differs(node)
     return _numeric(node, [left, right])
 
 
@@ -364,7 +365,7 @@ def _cast(node: exp.Expr, of: Type) -> Type:
     try:
         to = parse_type(node.args["to"].sql("spark"))
     except ValueError:
-        raise _differs(node) from None
+        raise differs(node) from None
     if of in (to, NULL):
         return to
     fits = {
@@ -378,7 +379,7 @@ def _cast(node: exp.Expr, of: Type) -> Type:
     }
     wider = of.name in DIGITS and to.name in DIGITS and DIGITS[of.name] <= DIGITS[to.name]
     if not wider and not fits.get(to.name, False) and not (_number(node.this) is not None and to.name in DIGITS):
-        raise _differs(node)
+        raise differs(node)
     return to
 
 
@@ -386,7 +387,7 @@ def _texts(node: exp.Expr, parts: Sequence[exp.Expr], names: Mapping[str, Type])
     """What is put together to a text, each part of which is one, or is written in one way."""
     for part in parts:
         if not _written(typed(part, names)):
-            raise _differs(node)
+            raise differs(node)
     return TEXT
 
 
@@ -402,12 +403,12 @@ def _each(node: exp.Expr, of: Type, names: Mapping[str, Type]) -> Type:
     """``filter`` and ``transform`` with a function of one parameter."""
     function = node.expression
     if not isinstance(function, exp.Lambda) or len(function.expressions) != 1:
-        raise _differs(node)
+        raise differs(node)
     made = typed(function.this, {**names, function.expressions[0].name.lower(): of.parts[0]})
     if isinstance(node, exp.ArrayFilter):
         if made.name != "BOOLEAN":
-            raise _differs(node)
+            raise differs(node)
         return of
     if made is NULL:
-        raise _differs(node)
+        raise differs(node)
     return parse_type(f"ARRAY<{made.ddl}>")

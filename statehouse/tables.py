@@ -267,9 +267,19 @@ def rows_and_bytes(path: str, version: int | None = None) -> tuple[int, int]:
     if opened(path) is None:
         return 0, 0
     delta = DeltaTable(path, version=version)
-    actions = delta.get_add_actions(flatten=True)
-    columns = {
-        name: actions[name].to_pylist() for name in actions.schema.names if name in ("num_records", "size_bytes")
-    }
-    marked = sum(map(len, deleted_rows(delta).values()))
-    return sum(columns.get("num_records") or []) - marked, sum(columns.get("size_bytes") or [])
+    return row_count(delta), byte_count(delta)
+
+
+def row_count(delta: DeltaTable) -> int:
+    """A version's rows, by its statistics and without those that are marked as deleted."""
+    return _sum(delta, "num_records") - sum(map(len, deleted_rows(delta).values()))
+
+
+def byte_count(delta: DeltaTable) -> int:
+    """The bytes of a version's files."""
+    return _sum(delta, "size_bytes")
+
+
+def _sum(delta: DeltaTable, name: str) -> int:
+    actions = pa.table(delta.get_add_actions(flatten=True))
+    return (pc.sum(actions[name]).as_py() or 0) if name in actions.schema.names else 0
