@@ -227,12 +227,16 @@ def test_memory_is_bounded_whatever_takes_it(client: FlaskClient, sql: str) -> N
 
     def look() -> None:
         nonlocal most
-        while not done.wait(0.02):
-            with suppress(OSError, StopIteration):
-                lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-                most = max(most, int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) >> 10)
+        with suppress(OSError, StopIteration):
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            most = max(most, int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) >> 10)
 
-    looks = threading.Thread(target=look)
+    def look_again() -> None:
+        while not done.wait(0.02):
+            look()
+
+    look()  # a statement may be refused before the thread has looked once
+    looks = threading.Thread(target=look_again)
     looks.start()
     response = client.post("/sql", json={"sql": sql})
     done.set()
