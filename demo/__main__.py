@@ -18,6 +18,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,8 +30,9 @@ from demo.simulate import Simulator
 from statehouse import kafka
 from statehouse.config import Config, load
 from statehouse.errors import BrokerError, StatehouseError
+from statehouse.headers import SOURCE_HEADER
 from statehouse.status import published_status, route_status, store_status, stream_status
-from statehouse.tables import rows_and_bytes, table
+from statehouse.tables import opened, rows_and_bytes, select, table
 
 PORT = int(os.environ.get("DEMO_PORT", "8080"))
 LIMIT = float(os.environ.get("DEMO_SECONDS", "inf"))
@@ -209,6 +211,40 @@ def _newest(config: Config, topic: str) -> str:
     return f"{sum(high - low for low, high in ends.values())} messages, such as {shown}"
 
 
+def _notified(config: Config) -> int:
+    """Print whether each invoice of a customer with a card has its one notification, and whether their totals add up; 1 where not."""
+    route = config.routes["notification"]
+    assert route.to.topic
+    ends = kafka.end_offsets(config.kafka, route.to.topic)
+    places = [TopicPartition(route.to.topic, partition, low) for partition, (low, _) in ends.items()]
+    left, told, totals, wrong = sum(high - low for low, high in ends.values()), set(), {}, 0
+    consumer = Consumer({**kafka.librdkafka(config.kafka), "group.id": "statehouse-demo", "enable.auto.commit": False})
+    try:
+        consumer.assign(places)
+        while left and (messages := consumer.consume(min(left, 10_000), 30)):
+            left -= len(messages)
+            for message in messages:
+                source = dict(message.headers() or [])[SOURCE_HEADER]
+                if source in told:  # after a crash one may be sent again
+                    continue
+                told.add(source)
+                found = json.loads(message.value() or b"null", parse_float=Decimal)
+                earned, had, total = (Decimal(found[name]) for name in ("earned", "had", "total"))
+                # In the order of its card's events, which a set or a purge may have come between.
+                wrong += had + earned != total
+                totals[found["card"]] = total
+    finally:
+        consumer.close()
+    changelog = opened(table(config, "changelog", config.stream_of(route)))
+    query = 'SELECT count(*) AS n FROM found WHERE "CustomerType" = \'PRIME\' AND "CustomerCardNo" IS NOT NULL AND "_op" = \'report\''
+    invoices = select(changelog, query)[0]["n"] if changelog else 0
+    same = len(told) == invoices and not left and not wrong
+    print(
+        f"rewards: {invoices} PRIME invoices, {len(told)} notifications, {wrong} totals that do not add up: {_yes(same)}"
+    )
+    return 0 if same else 1
+
+
 def _passed_on(config: Config) -> int:
     """Print what went to other topics and tables; how many of them are not complete."""
     wrong = 0
@@ -249,7 +285,7 @@ def _summary(config: Config, simulator: Simulator, freshness: list[float]) -> in
         print(
             f"{name}: {found['keys']} keys at version {found['position']}; the API says {api.get('keys')} at {api.get('position')}: {said}"
         )
-    wrong += _passed_on(config)
+    wrong += _passed_on(config) + _notified(config)
     if freshness:
         ordered = sorted(freshness)
         print(

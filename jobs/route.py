@@ -1,4 +1,5 @@
-"""``changelog/<stream>`` → a topic or a table of the user's: those events that pass, in the shape that is asked for.
+"""``changelog/<stream>`` → a topic or a table of the user's: those events that pass, in the shape that is asked for. (Of a store's
+events see :mod:`jobs.store_route`.)
 
 A round of one route, over the changelog's rows of (p, head], p being its position; what a crash after each step leaves behind:
 
@@ -11,7 +12,10 @@ It is reports that are routed: what agents said. Sets and purges concern states.
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Sequence
+from typing import Any
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
@@ -26,23 +30,51 @@ from jobs.session import fresh
 from statehouse import kafka
 from statehouse.config import Config, Route, Stream
 from statehouse.errors import DefinitionChanged, StatehouseError, first_line
-from statehouse.fold import quoted
-from statehouse.headers import PART_HEADER, SOURCE_HEADER
-from statehouse.tables import opened, routed, table
+from statehouse.fold import Rule, quoted
+from statehouse.headers import PART_HEADER, REVISION_HEADER, SOURCE_HEADER
+from statehouse.tables import changelog_columns, opened, routed, table
 from statehouse.values import safe
 
-SOURCE, PART = "_source", "_part"
+STATE = "state"  # beside offsets: of which version of the state the position is
+SOURCE, PART, ORDERED = "_source", "_part", "_ordered"
 THROWN = "what is asked for cannot be computed"
 COORDINATES = ("_topic", "_partition", "_offset")
+REPORTED = "_op = 'report'"
+# What the events of a store have besides.
+BEFORE, AFTER, REVISION, RESEND = "before", "after", "revision", "resend"
+REVISED = re.compile(r"\brevision\b", re.IGNORECASE)
 
 
-def shaped(events: DataFrame, stream: Stream, route: Route, *more: str) -> DataFrame:
-    """Rows of the changelog as the route's rows, with ``more`` columns. Raises Spark's AnalysisException or ParseException."""
-    found = events.where("_op = 'report'")
+def columns_of(stream: Stream, route: Route, rule: Rule | None) -> tuple[dict[str, str], list[str]]:
+    """What a route's expressions may name, with the types, and what of it ``*`` stands for. ``rule`` is that of a store whose events are
+    passed on: its key, and the state before and after the event, hide what the event itself has of the same name."""
+    found, named = changelog_columns(stream), [column.name for column in stream.columns]
+    if rule is None:
+        return found, named
+    states = ", ".join(f"{quoted(name)}: {rule.state_columns[name]}" for name in told(rule))
+    own = {**rule.keys, **dict.fromkeys((BEFORE, AFTER), f"STRUCT<{states}>")}
+    if route.late == RESEND:
+        own[REVISION] = "INT"
+    hidden = [name.lower() for name in own]
+    return (
+        {**{name: kind for name, kind in found.items() if name.lower() not in hidden}, **own},
+        [*(name for name in named if name.lower() not in hidden), *own],
+    )
+
+
+def told(rule: Rule) -> list[str]:
+    """The columns of a state that a route tells: those that the API shows, but for the key's and what is not the event's doing."""
+    return [n for n in rule.state_columns if not n.startswith("_") and n not in (*rule.keys, "changed_at", "reset")]
+
+
+def shaped(events: DataFrame, route: Route, everything: Sequence[str], *more: str) -> DataFrame:
+    """Rows of the changelog as the route's rows, with ``more`` columns; ``everything`` is what ``*`` stands for. Raises Spark's
+    AnalysisException or ParseException."""
+    found = events if route.store else events.where(REPORTED)
     if route.where:
         found = found.where(safe(route.where))
-    made = found.selectExpr(*more, *_selected(stream, route))
-    names, own = [name.lower() for name in made.columns], {column.name.lower() for column in stream.columns}
+    made = found.selectExpr(*more, *_selected(route, everything))
+    names, own = [name.lower() for name in made.columns], {name.lower() for name in everything}
     if len(set(names)) < len(names):  # which is refused
         return made
     # Of text that is not UTF-8, as bytes that are cast can be, no reader takes the file.
@@ -51,23 +83,27 @@ def shaped(events: DataFrame, stream: Stream, route: Route, *more: str) -> DataF
     return made.selectExpr(*(f"try_validate_utf8({cell}) AS {cell}" if text else cell for cell, text in cells))
 
 
-def _selected(stream: Stream, route: Route) -> list[str]:
-    everything = [quoted(c.name) for c in stream.columns]
-    return [part for given in route.select for part in (everything if given.strip() == "*" else [safe(given)])]
+def _selected(route: Route, everything: Sequence[str]) -> list[str]:
+    names = [*map(quoted, everything)]
+    made = [part for given in route.select for part in (names if given.strip() == "*" else [safe(given)])]
+    # Without it nobody could tell a row from the one that it takes the place of.
+    return [*made, REVISION] if route.late == RESEND and not REVISED.search(" ".join(made)) else made
 
 
 class Router:
     """One route: holds nothing but what the file says; its position is in the table."""
 
     kind = "route"
+    order: Sequence[str] = ()  # of a topic's messages with the same key
 
     def __init__(self, spark: SparkSession, config: Config, route: Route) -> None:
         self.spark, self.config, self.route = fresh(spark), config, route
         self.name = route.name
-        self.stream = config.streams[route.stream]
+        self.stream = config.streams[config.stream_of(route)]
         self.changelog = table(config, "changelog", self.stream.name)
         self.position = Position(*routed(config, route))
         self.guard = Guard(f"route {route.name}")
+        self.columns, self.everything = columns_of(self.stream, route, None)
 
     def round(self) -> Sent | None:
         """Send what is new; None where nothing is. Raises StatehouseError where the changelog is another than the one that was
@@ -75,11 +111,8 @@ class Router:
         return self.guard.run(self.spark, self._round)
 
     def _round(self) -> Sent | None:
-        log = opened(self.changelog)
-        if log is None or not log.version():  # version 0 is the empty table
-            return None
-        start, head, began = self.position.get(), log.version(), time.monotonic()
-        if start == head:
+        start, head, began = self.position.get(), self.head(), time.monotonic()
+        if not head or start == head:  # version 0 is the empty table
             return None
         if start is not None and start > head:
             raise StatehouseError(
@@ -92,14 +125,28 @@ class Router:
             if start is None or not feed.gone(error):
                 raise
         # What the log has forgotten is told by the events' own coordinates.
-        known = {int(partition): offset for partition, offset in self.position.said().items()}
+        known = {int(part): offset for part, offset in self.position.said().items() if part != STATE}
         left = feed.events(self.spark, self.config, self.stream, None, head).where(feed.new(known, "_"))
         return self._sent(left, start, head, began)
 
-    def _sent(self, events: DataFrame, start: int | None, head: int, began: float) -> Sent:
-        ends = events.groupBy("_partition").agg(F.max("_offset"), F.count("*")).collect()
-        said = {**self.position.said(), **{str(row[0]): row[1] + 1 for row in ends}}
+    def head(self) -> int | None:
+        """The changelog's version that there is to send; None: there is none yet."""
+        log = opened(self.changelog)
+        return log.version() if log else None
+
+    def rows(self, log: DataFrame, start: int | None, head: int) -> DataFrame:
+        """What is sent of some rows of the ``log``, those of (start, head]: rows of the :attr:`columns`."""
+        return log
+
+    def more(self) -> dict[str, Any]:
+        """What is noted with the position besides offsets."""
+        return {}
+
+    def _sent(self, log: DataFrame, start: int | None, head: int, began: float) -> Sent:
+        ends = log.groupBy("_partition").agg(F.max("_offset"), F.count("*")).collect()
+        said = {**self.position.said(), **{str(row[0]): row[1] + 1 for row in ends}, **self.more()}
         count = sum(row[2] for row in ends)
+        events = self.rows(log, start, head)
         if self.guard.up:
             events = self._computable(events)
         if self.route.to.table:
@@ -110,9 +157,9 @@ class Router:
             self.position.move(head, said)
         return Sent(self.kind, self.name, start, head, count, time.monotonic() - began)
 
-    def _append(self, events: DataFrame, head: int, said: dict[str, int]) -> None:
+    def _append(self, events: DataFrame, head: int, said: dict[str, Any]) -> None:
         try:
-            self.position.append(shaped(events, self.stream, self.route), head, said)
+            self.position.append(shaped(events, self.route, self.everything), head, said)
         except AnalysisException as error:
             if "MERGE" not in str(error.getCondition()) and "SCHEMA" not in str(error.getCondition()):
                 raise
@@ -137,22 +184,32 @@ class Router:
 
     def messages(self, events: DataFrame) -> DataFrame:
         """The messages of some rows of the changelog, and the ``_source`` of each."""
-        rows = shaped(events, self.stream, self.route, f"concat_ws(':', {', '.join(COORDINATES)}) AS {SOURCE}")
-        value = json([quoted(c) for c in rows.columns if c != SOURCE])
-        part = F.lit(0)
-        if self.route.multiplies:  # an event's rows stand together, in their order
+        given = [
+            f"concat_ws(':', {', '.join(COORDINATES)}) AS {SOURCE}",
+            f"struct({', '.join(self.order)}) AS {ORDERED}",
+        ]
+        rows = shaped(events, self.route, self.everything, *(given if self.order else given[:1]))
+        value = json([quoted(c) for c in rows.columns if c not in (SOURCE, ORDERED)])
+        part, revision = F.lit(0), [f"{ORDERED}.{REVISION}"] if REVISION in self.columns else []
+        if self.route.multiplies or self.order:  # an event's rows stand together, in their order
             rows = rows.withColumn(PART, F.monotonically_increasing_id())
-            part = F.row_number().over(Window.partitionBy(SOURCE).orderBy(PART)) - 1
+            places = [ORDERED, PART] if self.order else [PART]
+            part = F.row_number().over(Window.partitionBy(SOURCE, *revision).orderBy(*places)) - 1
         key = F.expr(f"CAST({self.guard.text.format(safe(self.route.to.key or 'NULL'))} AS STRING)").alias("key")
-        named = headers({SOURCE_HEADER: F.col(SOURCE), PART_HEADER: part}).alias("headers")
-        return rows.select(SOURCE, key, value.alias("value"), named)
+        named = {SOURCE_HEADER: F.col(SOURCE), PART_HEADER: part}
+        if revision:
+            named[REVISION_HEADER] = F.col(revision[0])
+        made = rows.select(
+            SOURCE, key, value.alias("value"), headers(named).alias("headers"), *([ORDERED] if self.order else [])
+        )
+        return made.repartition("key").sortWithinPartitions(ORDERED) if self.order else made
 
     def _computable(self, events: DataFrame) -> DataFrame:
         """The events that the route's expressions can be computed of; the others go to the quarantine. (What makes several rows of an
         event is not looked at.)"""
-        shown = "TRUE" if self.route.multiplies else f"struct({', '.join(_selected(self.stream, self.route))})"
+        shown = "TRUE" if self.route.multiplies else f"struct({', '.join(_selected(self.route, self.everything))})"
         row = f"CASE WHEN {safe(self.route.where or 'TRUE')} THEN {shown} END"
-        throws = f"_op = 'report' AND {TRY.format(f'struct({row})')} IS NULL"  # a struct is null for no other reason
+        throws = f"{'TRUE' if self.route.store else REPORTED} AND {TRY.format(f'struct({row})')} IS NULL"  # a struct is null for no other reason
         bad = events.where(throws)
         if not bad.isEmpty():
             reason = THROWN
@@ -180,4 +237,4 @@ class Router:
         rows.selectExpr(
             "_topic AS topic", "_partition AS partition", "_offset AS offset", "_key AS key", "_payload AS payload", "reason",
             "current_timestamp() AS log_time",
-        ).join(known, ["partition", "offset"], "anti").coalesce(1).write.format("delta").mode("append").save(path)  # fmt: skip
+        ).dropDuplicates(["partition", "offset"]).join(known, ["partition", "offset"], "anti").coalesce(1).write.format("delta").mode("append").save(path)  # fmt: skip

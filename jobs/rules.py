@@ -13,7 +13,7 @@ from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, NullTyp
 from sqlglot.dialects.spark import Spark
 
 from jobs.lookup import table_of, twofold
-from jobs.route import SOURCE, shaped
+from jobs.route import SOURCE, columns_of, shaped
 from statehouse.alike import given
 from statehouse.alike_reducers import own_given_or_written
 from statehouse.config import Config, Lookup, Own, Route, Store, Stream, Task
@@ -156,8 +156,10 @@ def problems(spark: SparkSession, config: Config) -> list[tuple[tuple, str]]:
                 if wrong := _over(spark, stream, store.publish.where, columns, boolean=True):
                     found.append(((*path, "publish", "where"), wrong))
     for route in config.routes.values():
-        if ("streams", route.stream, "schema") not in [path for path, _ in found]:
-            found += _wrong_in(spark, config.streams[route.stream], route)
+        stream, refused = config.streams[config.stream_of(route)], [path for path, _ in found]
+        if not any(at == ("streams", stream.name, "schema") or at[:2] == ("stores", route.store) for at in refused):
+            rule = rule_of(spark, config, config.stores[route.store]) if route.store else None
+            found += _wrong_in(spark, stream, route, rule)
     for task in (config.tasks or {}).values():
         if not any(at[0] == "streams" or at[:2] == ("stores", task.store) for at, _ in found):
             found += _wrong_task(spark, config, task)
@@ -215,14 +217,15 @@ def _wrong_task(spark: SparkSession, config: Config, task: Task) -> Iterator[tup
             yield (*path, *place), wrong
 
 
-def _wrong_in(spark: SparkSession, stream: Stream, route: Route) -> Iterator[tuple[tuple, str]]:
-    """What Spark refuses of a route."""
-    path, rows = ("routes", route.name), spark.createDataFrame([], schema_of(changelog_columns(stream)))
-    if route.where and (wrong := _over(spark, stream, route.where, boolean=True)):
+def _wrong_in(spark: SparkSession, stream: Stream, route: Route, rule: Rule | None) -> Iterator[tuple[tuple, str]]:
+    """What Spark refuses of a route; ``rule`` is that of the store whose events it passes on."""
+    columns, everything = columns_of(stream, route, rule)
+    path, rows = ("routes", route.name), spark.createDataFrame([], schema_of(columns))
+    if route.where and (wrong := _over(spark, stream, route.where, columns if rule else None, boolean=True)):
         yield (*path, "where"), wrong
         return
     try:
-        made = shaped(rows, stream, route, f"_offset AS {SOURCE}").drop(
+        made = shaped(rows, route, everything, f"_offset AS {SOURCE}").drop(
             SOURCE
         )  # a plain column, beside which nothing is summed up
     except (AnalysisException, ParseException) as error:

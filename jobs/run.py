@@ -21,14 +21,15 @@ from pyspark.sql import SparkSession
 
 from jobs import metrics
 from jobs.attempts import Attempts
+from jobs.idle import Idle
 from jobs.ingest import Ingest
 from jobs.maintain import Maintain
 from jobs.merge import Merge, Round
 from jobs.publish import Publisher
 from jobs.recover import begin_fold, recover
-from jobs.route import Router
 from jobs.send import Sender, Sent
 from jobs.session import lock, session
+from jobs.store_route import router
 from jobs.tasks import Tasks
 from statehouse.config import Config, Stream
 from statehouse.errors import ConfigError, FoldAnew, LakeBusy, StatehouseError
@@ -116,7 +117,7 @@ class Jobs:
         """What sends, by part; tasks look at the states ``every`` so many seconds."""
         spark, config = self.spark, self.config
         every_sender: dict[str, list[Sender]] = {
-            "route": [Router(spark, config, r) for r in config.routes.values() if "route" in self.parts],
+            "route": [router(spark, config, r) for r in config.routes.values() if "route" in self.parts],
             "publish": [
                 Publisher(spark, config, s) for s in config.stores.values() if s.publish and "publish" in self.parts
             ],
@@ -130,6 +131,8 @@ class Jobs:
             if not self.stopping.is_set():
                 tried = attempts["ingest"]
                 tried.run(stream.name, lambda s=stream, t=tried: self._ingest(t, s, once=True))  # type: ignore[misc]
+        idle = Idle(self.config, self.parts)
+        ingested = idle.changelogs()
         if merges:
             catch_up(merges, attempts["merge"], self.stopping, self.progress)
             for merge in merges:
@@ -141,6 +144,9 @@ class Jobs:
             failed = [f"{part} {name}" for part, tried in attempts.items() for name in tried.errors]
             kind = ConfigError if any(isinstance(error, ConfigError) for error in errors) else StatehouseError
             raise kind(f"failed: {', '.join(failed)}; the lines above say why")
+        if not self.stopping.is_set():
+            due = [sender.next_due for sender in senders.get("tasks", ()) if isinstance(sender, Tasks)]
+            idle.note(ingested, next((at.timestamp() for at in due if at), None))
 
     def _worker(self, name: str, work: Callable[..., None], *given: Any) -> threading.Thread:
         return threading.Thread(target=self._guard, args=(work, *given), name=name)

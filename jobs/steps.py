@@ -1,13 +1,19 @@
 """The states that keys went through: one for each of their events, in the order of the log.
 
-A merge makes one row of many events, and what waits for a state to stay as it is must see each of them: the fold of a key's first
-event after a position, of its first two, and so on, combined with the state at that position, all by the rule's own queries. A
-key's step is one more column of its key there.
+A merge makes one row of many events; what waits for a state to stay as it is, and what sends each event with the state that it made,
+must see each of them. The state after a key's n-th event is the fold of its first n, combined with the state before them, all by the
+rule's own queries; the step is one more column of its key there.
+
+So that a key with many events does not cost their square, the steps are a tree with so many :func:`branches`: first come the states after
+the first, the second, ... hundredth of a key's events, each folded from the beginning; then, from the state before each of these
+parts, those after the parts of the part; in the end those after each event.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
@@ -20,17 +26,30 @@ from statehouse.fold import Rule, quoted
 from statehouse.tables import opened, table
 
 STEP, LAST = "_step", "_until"
-MOST = 2_000_000  # rows that are folded at once: of a key with n events n * (n + 1) / 2
+PASS = 500_000  # rows that could be folded in the time that one more level of the tree takes for itself
 PLACE = ("_commit_version", "_partition", "_offset")
 
 
-class Steps:
-    """Of one store."""
+def branches(sizes: Mapping[int, int]) -> list[int]:
+    """How many events there are in a part of each level, from all of a key's to 1, such that the least is folded: for so many keys of each
+    number of events."""
+    largest, found = max(sizes), []
+    for levels in range(1, 8):
+        each = int(largest ** (1 / levels))
+        each += each**levels < largest
+        spans = [each**level for level in range(levels, -1, -1)]
+        rows = sum(keys * size * min(-(-size // span), each) // 2 for size, keys in sizes.items() for span in spans[1:])
+        found.append((rows + levels * PASS, spans))
+    return min(found)[1]
 
-    def __init__(self, spark: SparkSession, config: Config, rule: Rule) -> None:
-        self.spark, self.config, self.rule = spark, config, rule
+
+class Steps:
+    """Of one store. ``carried`` are more columns of the changelog that each step has, of its event."""
+
+    def __init__(self, spark: SparkSession, config: Config, rule: Rule, carried: Sequence[str] = ()) -> None:
+        self.spark, self.config, self.rule, self.carried = spark, config, rule, carried
         self.stream = config.streams[rule.store.stream]
-        self.stepped = replace(rule, added=((STEP, "INT"),))
+        self.stepped = replace(rule, added=(*rule.added, (STEP, "INT")))
         self.keys = list(rule.key_columns)
         self.state, self.tombstones = (table(config, kind, rule.store.name) for kind in ("state", "tombstones"))
 
@@ -38,7 +57,8 @@ class Steps:
         """The state as a version of its table has it."""
         return self.spark.read.format("delta").option("versionAsOf", version).load(self.state)
 
-    def _tombstones_at(self, position: int) -> DataFrame | None:
+    def tombstones_at(self, position: int) -> DataFrame | None:
+        """The tombstones that there were at a position; None: there has been none."""
         kept = opened(self.tombstones)
         if not kept or not kept.version():
             return None
@@ -49,108 +69,107 @@ class Steps:
         """The states after each event in (position, head] of the changelog, ``version`` being the state's at the position. None
         where there are no events.
 
-        The columns of the state, ``_present``, and of the event: ``_step`` (1 for the key's first), ``_at`` (when it was so), and its place in the log, :data:`PLACE`, with ``_place`` as text. Raises what :func:`jobs.feed.gone` knows where
-        the log or the version is gone.
+        The columns of the state, ``_present``, and of the event: ``_step`` (1 for the key's first), ``_at`` (when it was so), and its place in
+        the log, :data:`PLACE`, with ``_place`` as text. Raises what :func:`jobs.feed.gone` knows where the log or the version is gone.
         """
-        events = self._numbered(feed.events(self.spark, self.config, self.stream, position, head))
-        largest, most = self._sizes(events)
+        events = self.numbered(feed.events(self.spark, self.config, self.stream, position, head))
         state = self.state_at(version).join(events.select(self.keys).distinct(), self.keys, "semi")
-        tombstones = self._tombstones_at(position)
-        found: list[DataFrame] = []
-        for first in range(1, largest + 1, most):
-            part = events.where(F.col(STEP).between(first, first + most - 1))
-            ends = part.groupBy(self.keys).agg(F.max(STEP).alias(LAST))
-            made = self._folded(part, ends, state, tombstones, first)
-            torn = made.where("_conflict").select(self.keys).distinct()
-            if self.rule.store.reducer.additive and not torn.isEmpty():
-                made = self._again(made, torn, events, ends, state, first, head)
-            found.append(self._filled(made, ends) if self.rule.store.windows else made)
-            if first + most <= largest:
-                state, tombstones = self._after(made, ends, state, tombstones, head + first)
-        if not found:
+        return self.after(events, state, self.tombstones_at(position), head)
+
+    def numbered(self, log: DataFrame, order: Sequence[str] = PLACE) -> DataFrame:
+        """The store's events out of rows of the changelog, each with its step; in another ``order`` than the log's where one is given."""
+        log.createOrReplaceTempView("log")
+        more = [*PLACE, "_log_time", *self.carried]
+        found = self.spark.sql(f"SELECT * FROM {self.rule.events('log', TRY, more=more)}").dropna(subset=self.keys)
+        return found.withColumn(
+            STEP, F.row_number().over(Window.partitionBy(self.keys).orderBy(*order))
+        ).localCheckpoint()
+
+    def after(
+        self, events: DataFrame, state: DataFrame, tombstones: DataFrame | None, head: int | None
+    ) -> DataFrame | None:
+        """The states after each of the :meth:`numbered` events, as :meth:`between` has them, from the state and the tombstones before
+        them on. ``head``: of which version of the changelog the last is; None: they are all that their keys have. In a windowed store a
+        step has the windows that are not as they were, and perhaps others."""
+        sizes = {size: keys for size, keys in events.groupBy(self.keys).count().groupBy("count").count().collect()}
+        if not sizes:
             return None
-        steps = found[0]
-        for more in found[1:]:
-            steps = steps.unionByName(more)
+        spans = branches(sizes)
+        ends = events.groupBy(self.keys).agg((F.max(STEP) - 1).alias(LAST))
+        # Within, the first step and the first part are 0: of the highest level there is one part.
+        counted = events.withColumn(STEP, F.col(STEP) - 1)
+        begin = F.lit(0).alias(STEP)
+        state, tombstones = state.select("*", begin), tombstones and tombstones.select("*", begin)
+        for level, (parent, span) in enumerate(pairwise(spans)):
+            known = self._spread(state, ends, f"{STEP} * {parent // span}", parent, span)
+            absent = tombstones and self._spread(tombstones, ends, f"{STEP} * {parent // span}", parent, span)
+            made = self._folded(self._spread(counted, ends, f"{STEP} div {span}", parent, span), known, absent)
+            if self.rule.store.reducer.additive:
+                made = self._again(made, counted, known, span, head)
+            if span > 1:
+                state, tombstones = self._before(made, known, absent, parent // span, (head or 0) + level + 1)
+        if self.rule.store.windows:
+            made = self._filled(made, ends, spans[-2])
         at = F.least("_event_time", "_log_time").alias("_at")  # nobody tells of what is still to come
         place = F.concat_ws(":", "_partition", "_offset").alias("_place")
-        return steps.join(events.select(*self.keys, STEP, at, place, *PLACE), [*self.keys, STEP])
+        told = events.select(*map(quoted, self.keys), STEP, at, place, "_order", *PLACE, *self.carried)
+        return made.withColumn(STEP, F.col(STEP) + 1).join(told, [*self.keys, STEP])
 
-    def _filled(self, steps: DataFrame, ends: DataFrame) -> DataFrame:
-        """The same, with the steps at which a window that was there is none any more: of a sum that was purged no row is left."""
-        keys = list(self.rule.keys)
-        begun = steps.dropna(subset=keys).groupBy(keys).agg(F.min(STEP).alias(STEP))
-        every = self._spread(begun, ends, STEP)
-        return every.join(steps, [*keys, STEP], "left").fillna(False, ["_present"])
+    def _spread(self, rows: DataFrame, ends: DataFrame, first: str, parent: int, span: int) -> DataFrame:
+        """Rows of keys, each in every part of ``span`` events from its ``first`` to the last of the ``parent`` that this is in."""
+        each = parent // span
+        begin = F.expr(f"CAST({first} AS INT)")
+        end = F.expr(f"CAST(least((({first}) div {each} + 1) * {each} - 1, {LAST} div {span}) AS INT)")
+        found = rows.join(ends, self.keys).where(begin <= end).withColumn("_each", F.explode(F.sequence(begin, end)))
+        return found.drop(STEP, LAST).withColumnRenamed("_each", STEP)
 
-    def _numbered(self, log: DataFrame) -> DataFrame:
-        log.createOrReplaceTempView("log")
-        found = self.spark.sql(f"SELECT * FROM {self.rule.events('log', TRY, more=[*PLACE, '_log_time'])}").dropna(
-            subset=self.keys
-        )
-        order = Window.partitionBy(self.keys).orderBy(*PLACE)
-        return found.withColumn(STEP, F.row_number().over(order)).localCheckpoint()
-
-    def _sizes(self, events: DataFrame) -> tuple[int, int]:
-        """The most events that a key has, and how many steps of each key are folded at once."""
-        sizes = events.groupBy(self.keys).count().groupBy("count").agg(F.count("*")).collect()
-        largest = most = max((size for size, _ in sizes), default=0)
-        while most > 1 and sum(keys * min(size, most) * (min(size, most) + 1) // 2 for size, keys in sizes) > MOST:
-            most //= 2
-        return largest, max(most, 1)
-
-    def _spread(self, rows: DataFrame, ends: DataFrame, start: int | str) -> DataFrame:
-        """Rows of keys, each at every step from its start to the key's last."""
-        begin = F.expr(f"CAST({start} AS INT)")
-        found = rows.join(ends, self.keys).where(begin <= F.col(LAST))
-        made = found.withColumn("_each", F.explode(F.sequence(begin, F.col(LAST))))
-        return made.drop(STEP, LAST).withColumnRenamed("_each", STEP)
-
-    def _folded(
-        self, events: DataFrame, ends: DataFrame, state: DataFrame, tombstones: DataFrame | None, first: int
-    ) -> DataFrame:
-        rule = self.stepped
-        views = {"events": self._spread(events, ends, STEP), "state": self._spread(state, ends, first)}
+    def _folded(self, events: DataFrame, state: DataFrame, tombstones: DataFrame | None) -> DataFrame:
+        rule, views = self.stepped, {"events": events, "state": state}
         if tombstones is not None:
-            views["tombstones"] = self._spread(tombstones, ends, first)
+            views["tombstones"] = tombstones
         named = "tombstones" if tombstones is not None else None
         folded = sql(self.spark, rule.fold("placed"), placed=sql(self.spark, rule.placed("events"), **views))
         rows = rule.spread("folded", "state", named)
         return sql(self.spark, rule.combine(rows, "state", named), folded=folded, **views).localCheckpoint()
 
-    def _again(
-        self,
-        made: DataFrame,
-        torn: DataFrame,
-        events: DataFrame,
-        ends: DataFrame,
-        state: DataFrame,
-        first: int,
-        head: int,
-    ) -> DataFrame:
-        """The same rows; those of keys that a late reset tore, folded from the whole changelog."""
-        rule, load = self.stepped, feed.events(self.spark, self.config, self.stream, None, head)
-        log = sql(self.spark, f"SELECT * FROM {self.rule.events('log', TRY)}", log=load).join(
-            F.broadcast(torn), self.keys, "semi"
-        )
-        placed = events.select(*self.keys, "_order", STEP)
-        begun = log.join(placed, [*self.keys, "_order"], "left").fillna(first, [STEP])  # the others are from before
-        from_here = begun.withColumn(STEP, F.greatest(STEP, F.lit(first)))
-        views = {"events": self._spread(from_here, ends, STEP), "state": self._spread(state, ends, first)}
+    def _again(self, made: DataFrame, events: DataFrame, state: DataFrame, span: int, head: int | None) -> DataFrame:
+        """The same rows; those of steps that a late reset tore, folded from the whole changelog."""
+        torn = made.where("_conflict").select(*self.keys, STEP).distinct()
+        if torn.isEmpty():
+            return made
+        rule, wanted = self.stepped, F.broadcast(torn.withColumnRenamed(STEP, "_torn"))
+        if head is not None:
+            load = feed.events(self.spark, self.config, self.stream, None, head)
+            log = sql(self.spark, f"SELECT * FROM {self.rule.events('log', TRY)}", log=load)
+            known = events.select(*self.keys, "_order", STEP)
+            events = log.join(known, [*self.keys, "_order"], "left").fillna(-1, [STEP])  # the others are from before
+        parts = events.join(wanted, self.keys).where(f"{STEP} < (_torn + 1) * {span}")  # with the last of its events
+        views = {
+            "events": parts.drop(STEP).withColumnRenamed("_torn", STEP),
+            "state": state.join(torn, [*self.keys, STEP], "semi"),
+        }
         folded = sql(self.spark, rule.fold("placed"), placed=sql(self.spark, rule.placed("events"), **views))
         query = rule.combine(rule.spread("folded", "state", None), "state", None, again=True)
         anew = sql(self.spark, query, folded=folded, **views)
-        return made.join(torn, self.keys, "anti").unionByName(anew).localCheckpoint()
+        return made.join(torn, [*self.keys, STEP], "anti").unionByName(anew).localCheckpoint()
 
-    def _after(
-        self, made: DataFrame, ends: DataFrame, state: DataFrame, tombstones: DataFrame | None, number: int
-    ) -> tuple[DataFrame, DataFrame | None]:
-        """State and tombstones after each key's last step."""
-        last = made.join(ends, self.keys).where(F.col(STEP) == F.col(LAST)).drop(STEP, LAST)
-        rows = [*map(quoted, self.rule.state_columns)]
-        kept = state.join(last, list(self.rule.keys), "anti").unionByName(last.where("_present").select(rows))
-        absent = sql(self.spark, f"SELECT {self.rule.remembered()} FROM absent", absent=last.where("NOT _present"))
+    def _before(
+        self, made: DataFrame, state: DataFrame, tombstones: DataFrame | None, each: int, number: int
+    ) -> tuple[DataFrame, DataFrame]:
+        """State and tombstones before each part: what the part before it has ``made``, of what there was. The first of every ``each`` has
+        what there was."""
+        later = made.withColumn(STEP, F.col(STEP) + 1).where(f"{STEP} % {each} <> 0")
+        kept = state.join(later, list(self.stepped.keys), "anti")
+        state = kept.unionByName(later.where("_present").select(*map(quoted, self.rule.state_columns), STEP))
+        absent = sql(self.spark, f"SELECT {self.stepped.remembered()} FROM absent", absent=later.where("NOT _present"))
         more = absent.selectExpr("*", f"CAST({number} AS BIGINT) AS position", "current_timestamp() AS log_time")
-        # Each part's plan would hold those of all before it.
+        # Each level's plan would hold those of all before it.
         known = tombstones.unionByName(more) if tombstones is not None else more
-        return kept.localCheckpoint(), known.localCheckpoint()
+        return state.localCheckpoint(), known.localCheckpoint()
+
+    def _filled(self, steps: DataFrame, ends: DataFrame, each: int) -> DataFrame:
+        """The same, with the steps at which a window that was there is none any more: of a sum that was purged no row is left."""
+        keys, part = list(self.rule.keys), F.expr(f"{STEP} div {each}").alias("_part")
+        begun = steps.dropna(subset=keys).groupBy(*keys, part).agg(F.min(STEP).alias(STEP)).drop("_part")
+        every = self._spread(begun, ends, STEP, each, 1)
+        return every.join(steps, [*keys, STEP], "left").fillna(False, ["_present"])

@@ -186,19 +186,41 @@ class Target(_Model):
         return self
 
 
+class Source(_Model):
+    """A store, whose events a route passes on, each with the state before and after it."""
+
+    store: str
+
+
 class Route(_Model):
-    """Events of a stream on their way to somewhere else: those that pass ``where``, in the shape of ``select``."""
+    """Events of a stream, or of a store, on their way to somewhere else: those that pass ``where``, in the shape of ``select``. ``late``
+    says what becomes of the later events of a key where one has come late: nothing, or they are passed on once more."""
 
     name: str = ""
-    stream: str = Field(alias="from")
+    source: Annotated[
+        Annotated[str, Tag("<stream>")] | Annotated[Source, Tag("<store>")],
+        Discriminator(lambda found: "<store>" if isinstance(found, (dict, Source)) else "<stream>"),
+    ] = Field(alias="from")
     where: Expression | None = None
     select: Annotated[list[Expression], OneOrMore] = Field(default=["*"], min_length=1)
     to: Target
+    late: Literal["append", "resend"] | None = None
+
+    @property
+    def store(self) -> str | None:
+        """The store whose events are passed on; None: all of a stream."""
+        return self.source.store if isinstance(self.source, Source) else None
 
     @property
     def multiplies(self) -> bool:
         """Whether one event may become several rows."""
         return any(GENERATORS.search(part) for part in self.select)
+
+    @model_validator(mode="after")
+    def _of_a_store(self) -> Route:
+        if self.late and not self.store:
+            raise ValueError("found late, expected from: {store: ...} too: it is a state that a late event changes")
+        return self
 
 
 class Own(_Model):
@@ -460,6 +482,10 @@ class Config(_Model):
         routed = [route.to.topic for route in self.routes.values() if route.to.topic]
         return tuple(dict.fromkeys([*sends, *routed]))
 
+    def stream_of(self, route: Route) -> str:
+        """The stream whose events a route passes on."""
+        return self.stores[route.store].stream if route.store else str(route.source)
+
     def stores_of(self, stream: str) -> list[Store]:
         """The stores that a stream feeds, in the file's order."""
         return [s for s in self.stores.values() if s.stream == stream]
@@ -561,9 +587,12 @@ def _inconsistent(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
         elif lookup.name.lower() in (c.name.lower() for c in config.streams[lookup.stream].columns):
             yield ("lookups", lookup.name), f"found the name of a column of {lookup.stream}, expected one of its own"
     for route in config.routes.values():
-        if route.stream not in config.streams:
-            yield ("routes", route.name, "from"), f"found stream {route.stream!r}, expected one of {names}"
-        elif route.to.topic == config.streams[route.stream].topic:
+        if route.store and route.store not in config.stores:
+            stores = ", ".join(config.stores) or "none: there are no stores"
+            yield ("routes", route.name, "from", "store"), f"found store {route.store!r}, expected one of {stores}"
+        elif not route.store and route.source not in config.streams:
+            yield ("routes", route.name, "from"), f"found stream {route.source!r}, expected one of {names}"
+        elif (stream := config.streams.get(config.stream_of(route))) and route.to.topic == stream.topic:
             yield ("routes", route.name, "to", "topic"), f"found {route.to.topic!r}, expected {ANOTHER}"
     yield from _unfit(config)
 

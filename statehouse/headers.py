@@ -8,6 +8,9 @@ TASK_HEADER = "task-id"  # of what a task sends
 # Of what a route sends: the event that a message was made of, and which of its messages it is.
 SOURCE_HEADER = "statehouse-source"
 PART_HEADER = "statehouse-part"
+REVISION_HEADER = (
+    "statehouse-revision"  # and how often what it says of the event was another, where late events are told of
+)
 POSITION_HEADER = "statehouse-position"  # of a published state: the changelog's version that it reflects
 REQUEUED_HEADER = (
     "statehouse-requeued"  # of a refused record that was sent again: its partition and offset then, such as 0:17

@@ -13,6 +13,7 @@ from statehouse.errors import KafkaUnavailable
 from statehouse.failures import PARTS, failing
 from statehouse.tables import (
     commit_time,
+    folded,
     metadata,
     opened,
     position,
@@ -70,14 +71,19 @@ def failing_status(config: Config) -> list[dict[str, Any]]:
 
 
 def route_status(config: Config, name: str) -> dict[str, Any]:
-    """One route: the changelog version that it has sent, and the newest."""
+    """One route: the changelog version that it has sent, and the newest, or of a store's the one that its state has."""
     route = config.routes[name]
     path, application = routed(config, route)
+    if route.store:
+        state = opened(table(config, "state", route.store))
+        sent = _sent(path, application, state) | {"head": folded(state) if state else None}
+    else:
+        sent = _sent(path, application, opened(table(config, "changelog", str(route.source))))
     return {
         "name": name,
-        "from": route.stream,
+        "from": route.store or route.source,
         "to": f"topic {route.to.topic}" if route.to.topic else f"table {route.to.table}",
-        **_sent(path, application, opened(table(config, "changelog", route.stream))),
+        **sent,
     }
 
 

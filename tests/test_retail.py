@@ -14,7 +14,7 @@ import pytest
 from jobs.ingest import Ingest
 from jobs.merge import Merge
 from jobs.publish import Publisher
-from jobs.route import Router
+from jobs.store_route import router
 from statehouse.config import load
 from tests.conftest import SHARED
 from tests.records import SCHEMA, record, rows
@@ -63,9 +63,9 @@ def test_deliveries_points_and_the_warehouse(spark, broker, tmp_path, monkeypatc
         some = invoices[first : 100 if not first else None]
         made = [record("invoices", 0, i["InvoiceNumber"], T0 * 1000, i["StoreID"], i) for i in some]
         ingest.batch(spark.createDataFrame(made, SCHEMA))
-        for router in (Router(spark, config, route) for route in config.routes.values()):
-            assert router.round()
         merge.round()
+        for sender in (router(spark, config, route) for route in config.routes.values()):
+            assert sender.round()
         publish.round()
 
     points = defaultdict(Decimal)
@@ -77,6 +77,21 @@ def test_deliveries_points_and_the_warehouse(spark, broker, tmp_path, monkeypatc
         for m in messages(broker.bootstrap, "loyalty")
     }
     assert told == points
+
+    had, expected = defaultdict(Decimal), {}
+    for invoice in invoices:  # a customer buys at several tills
+        card, earned = invoice["CustomerCardNo"], invoice["TotalAmount"] * Decimal("0.02")
+        if invoice["CustomerType"] == "PRIME":
+            number = invoice["InvoiceNumber"]
+            expected[f"invoices:0:{number}"] = (str(number), card, earned, had[card], had[card] + earned)
+            had[card] += earned
+    notified = {
+        dict(m.headers())["statehouse-source"].decode(): tuple(json.loads(m.value(), parse_float=Decimal).values())
+        for m in messages(broker.bootstrap, "notification")
+    }
+    assert notified == expected
+    tills = {card: {i["StoreID"] for i in invoices if i["CustomerCardNo"] == card} for _, card, *_ in expected.values()}
+    assert any(len(stores) > 1 for stores in tills.values())
 
     sent, again = topic_of(broker.bootstrap, "shipment")
     homes = [i for i in invoices if i["DeliveryType"] == "HOME-DELIVERY"]

@@ -110,7 +110,7 @@ def alarms(lake, broker, spark):
 
 
 def test_each_run_that_lasts_is_one_message_however_the_events_are_merged(alarms, monkeypatch):
-    monkeypatch.setattr("jobs.steps.MOST", random.choice([60, 10**6]))  # all at once, or some events of each key
+    monkeypatch.setattr("jobs.steps.PASS", random.choice([1, 10**6]))  # a deep tree, or a flat one
     alarms.tasks.round()
     for seed in sized((2, random.randrange(10**6)), (random.randrange(10**6), 2, 3)):
         alarms.more(seed)

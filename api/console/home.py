@@ -112,7 +112,8 @@ def _flow(config: Config) -> Any:
         nodes.append(charts.Node(f"route {route.name}", 1, "route", route.name, target))
         end, kind = f"end of {route.name}", "table" if target else "topic"
         nodes.append(charts.Node(end, 2, kind, route.to.table or route.to.topic or "", target))
-        edges += [(f"stream {route.stream}", f"route {route.name}"), (f"route {route.name}", end)]
+        origin = f"store {route.store}" if route.store else f"stream {route.source}"
+        edges += [(origin, f"route {route.name}"), (f"route {route.name}", end)]
     for name, task in (config.tasks or {}).items():
         nodes.append(charts.Node(f"task {name}", 2, "task", name, f"/tasks?task={name}"))
         if task.store:

@@ -1,0 +1,223 @@
+"""A store's events → a topic or a table of the user's, each with the state before it and the state that it made.
+
+A round is :mod:`jobs.route`'s, over the events in (p, head] of the log, head being what the state has folded; the states in between
+are those of :mod:`jobs.steps`, from the state at p on. The version of the state that was at p is noted with the position; where it can
+be read no more, the state at p is folded anew from the log.
+
+An event that comes late makes a state that the later events of its key did not know. ``late: append`` leaves it at that: each event
+is told once, with the states that it met and left. ``late: resend`` tells what each event means in the order of events: a late one has the
+state as of its own time, and those later ones whose ``after`` is another now are told once more, with the next ``revision``. So the
+newest revisions together are what would have been told had nothing been late.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+
+from jobs import feed
+from jobs.guard import TRY, install
+from jobs.route import AFTER, BEFORE, RESEND, REVISION, STATE, Router, columns_of, told
+from jobs.rules import rule_of, schema_of
+from jobs.session import sql
+from jobs.steps import PLACE, STEP, Steps
+from statehouse.config import Config, Route
+from statehouse.fold import Rule, quoted
+from statehouse.tables import changelog_columns, folded, generation, opened
+
+EVENT, ARRIVAL, ARRIVED, ORDER = "_event", "_arrival", "_arrived", "_order"
+# Of the log, also where it is not known with which commit each event came: a batch has one time.
+LOG_ORDER = ("_log_time", "_partition", "_offset")
+COORDINATES = [f"{EVENT}._partition", f"{EVENT}._offset"]
+
+
+class StoreRouter(Router):
+    """One route of a store's events."""
+
+    def __init__(self, spark: SparkSession, config: Config, route: Route) -> None:
+        super().__init__(spark, config, route)
+        assert route.store
+        install(self.spark)
+        self.rule = rule_of(self.spark, config, config.stores[route.store])
+        self.columns, self.everything = columns_of(self.stream, route, self.rule)
+        more = [
+            name for name in ("window_start", REVISION) if name in self.columns and name not in self.rule.key_columns
+        ]
+        self.order = (ARRIVED, ORDER, *more)
+        self.steps = Steps(self.spark, config, self.rule, [EVENT])
+        self.keys = self.steps.keys
+        self._state: tuple[str, int] = "", 0  # which table, and its version at the head
+
+    def head(self) -> int | None:
+        """The changelog's version that the state has folded."""
+        delta = opened(self.steps.state)
+        if delta is None or (head := folded(delta)) is None:
+            return None
+        self._state = f"{delta.metadata().id}/{generation(delta)}", delta.version()
+        newest, start = super().head(), self.position.get()
+        behind = start is not None and head < start <= (newest or 0)  # it was lost, and is folded anew
+        return start if behind else head
+
+    def more(self) -> dict[str, Any]:
+        """The state that the position is of."""
+        return {STATE: list(self._state)}
+
+    def rows(self, log: DataFrame, start: int | None, head: int) -> DataFrame:
+        """The store's events among some rows of the log, each with the states before and after it; of several windows a row each."""
+        events = self._numbered(log, head)
+        state, tombstones = self._before(events, start)
+        until = None if start is None else head
+        made = self._with_states(self.steps, self.steps.after(events, state, tombstones, until), state)
+        if self.route.late == RESEND:
+            made = self._revised(made, events, start, head)
+        return self._shown(made)
+
+    def _numbered(self, log: DataFrame, head: int) -> DataFrame:
+        if PLACE[0] not in log.columns:
+            log = log.withColumn(PLACE[0], F.lit(head).cast("bigint"))
+        return self.steps.numbered(
+            log.withColumn(EVENT, F.struct(*map(quoted, changelog_columns(self.stream)))), LOG_ORDER
+        )
+
+    def _empty(self, rule: Rule) -> DataFrame:
+        return self.spark.createDataFrame([], schema_of(rule.state_columns))
+
+    def _before(self, events: DataFrame, start: int | None) -> tuple[DataFrame, DataFrame | None]:
+        """The state and the tombstones of the events' keys at the position."""
+        if start is None:
+            return self._empty(self.rule), None
+        keys = events.select(self.keys).distinct()
+        which, version = self.position.said().get(STATE, ["", 0])
+        if which == self._state[0]:
+            try:
+                state = self.steps.state_at(version).join(keys, self.keys, "semi").localCheckpoint()
+                return state, self.steps.tombstones_at(start)
+            except Exception as error:
+                if not feed.gone(error):
+                    raise
+        rule, log = self.rule, feed.events(self.spark, self.config, self.stream, None, start)
+        found = sql(self.spark, f"SELECT * FROM {rule.events('log', TRY)}", log=log).join(keys, self.keys, "semi")
+        views = {"state": self._empty(rule), "placed": sql(self.spark, rule.placed("events"), events=found)}
+        views["folded"] = sql(self.spark, rule.fold("placed"), **views)
+        query = rule.combine(rule.spread("folded", "state", None), "state", None, again=True)
+        made = sql(self.spark, query, **views).localCheckpoint()
+        absent = sql(self.spark, f"SELECT {rule.remembered()} FROM absent", absent=made.where("NOT _present"))
+        remembered = absent.selectExpr("*", f"CAST({start} AS BIGINT) AS position", "current_timestamp() AS log_time")
+        return made.where("_present").select(*map(quoted, rule.state_columns)), remembered
+
+    def _with_states(self, steps: Steps, made: DataFrame | None, state: DataFrame) -> DataFrame:
+        """Each step with the states before and after it, as structs that are null where there is none."""
+        keys = list(steps.rule.keys)
+        if made is None:
+            empty = {**steps.rule.keys, STEP: "INT", ORDER: "DECIMAL(38,0)"}
+            rows = self.spark.createDataFrame([], schema_of(empty))
+            event = F.lit(None).cast(schema_of(changelog_columns(self.stream))).alias(EVENT)
+            kind = schema_of(self.columns)[BEFORE].dataType
+            return rows.select("*", event, *(F.lit(None).cast(kind).alias(name) for name in (BEFORE, AFTER)))
+        row = F.struct(*map(quoted, told(self.rule)))
+        first = state.select(*map(quoted, keys), row.alias("_first"))
+        order = Window.partitionBy(*map(quoted, keys)).orderBy(STEP)
+        found = made.withColumn(AFTER, F.when(F.col("_present"), row)).select(
+            *map(quoted, keys), STEP, ORDER, EVENT, AFTER
+        )
+        earlier = F.when(F.row_number().over(order) == 1, F.col("_first")).otherwise(F.lag(AFTER).over(order))
+        found = found.join(first, keys, "left").withColumn(BEFORE, earlier).drop("_first")
+        return found.where(self._concerned()) if self.rule.store.windows else found
+
+    def _concerned(self) -> Column:
+        """Whether a window is one of the event's: of a report those that it is in, of a purge those that there were."""
+        assert self.rule.store.windows
+        since = f"unix_micros({EVENT}._event_time) - unix_micros(window_start)"
+        inside = f"{since} BETWEEN 0 AND {self.rule.store.windows[0] - 1}"
+        return F.expr(f"CASE WHEN {EVENT}._op = 'report' THEN {inside} ELSE {BEFORE} IS NOT NULL END")
+
+    def _comparable(self) -> list[Column]:
+        """The columns of ``after``, so that equal ones are equal as text: the agents of a vote are in no order."""
+        columns = {name: F.col(f"{AFTER}.{quoted(name)}") for name in told(self.rule)}
+        entries = {n: F.array_sort(F.map_entries(c)) for n, c in columns.items() if n == "reports"}
+        return [column.alias(name) for name, column in {**columns, **entries}.items()]
+
+    def _shown(self, rows: DataFrame) -> DataFrame:
+        """The rows with what the route's expressions may name, and what they are ordered by."""
+        own = {*self.rule.keys, BEFORE, AFTER, REVISION}
+        shown = [
+            F.col(quoted(name)) if name in own else F.col(f"{EVENT}.{quoted(name)}").alias(name)
+            for name in self.columns
+        ]
+        arrived = F.col(ARRIVED) if ARRIVED in rows.columns else _arrived()
+        ordered = [arrived.alias(ARRIVED), F.col(ORDER)]
+        lacking = [name for name in ("_topic", *LOG_ORDER[1:]) if name not in self.columns]
+        return rows.select(*shown, *ordered, *(F.col(f"{EVENT}.{name}").alias(name) for name in lacking))
+
+    # Late events.
+
+    def _revised(self, rows: DataFrame, events: DataFrame, start: int | None, head: int) -> DataFrame:
+        """The rows in the order of events: those of keys with a late event anew, with what it has changed of the others."""
+        late = self._late(events, start)
+        made = rows.withColumn(REVISION, F.lit(1)).withColumn(ARRIVED, _arrived())
+        if late.isEmpty():
+            return made
+        log = feed.events(self.spark, self.config, self.stream, None, head)
+        whole = self._numbered(log, head).join(late, self.keys, "semi").localCheckpoint()
+        told_anew = self._revisions(whole)
+        coordinates = events.select(F.struct(*(F.col(c) for c in LOG_ORDER)).alias(ARRIVED))
+        new = told_anew.join(coordinates, ARRIVED, "semi")
+        return made.join(late, self.keys, "anti").unionByName(new.select(*made.columns))
+
+    def _late(self, events: DataFrame, start: int | None) -> DataFrame:
+        """The keys of events that are less than one that was there before them."""
+        before = Window.partitionBy(*map(quoted, self.keys)).orderBy(STEP).rowsBetween(Window.unboundedPreceding, -1)
+        found = events.withColumn("_known", F.max(ORDER).over(before))
+        since = events.agg(F.min("_event_time")).collect()[0][0]
+        if start is not None and since is not None:
+            log = feed.events(self.spark, self.config, self.stream, None, start).where(F.col("_event_time") >= since)
+            known = sql(self.spark, f"SELECT * FROM {self.rule.events('log', TRY)}", log=log)
+            most = known.groupBy(*map(quoted, self.keys)).agg(F.max(ORDER).alias("_most"))
+            found = found.join(most, self.keys, "left").withColumn("_known", F.greatest("_known", "_most"))
+        return found.where(F.col("_known") > F.col(ORDER)).select(*map(quoted, self.keys)).distinct().localCheckpoint()
+
+    def _revisions(self, events: DataFrame) -> DataFrame:
+        """All that has been told of keys from their first event on, and is to be told: the states of each event as of when it came, and
+        as of each late event after it that has made them others."""
+        keys = [*map(quoted, self.keys)]
+        before = Window.partitionBy(*keys).orderBy(STEP).rowsBetween(Window.unboundedPreceding, -1)
+        marked = events.withColumn("_late", F.coalesce(F.max(ORDER).over(before) > F.col(ORDER), F.lit(False)))
+        by_log = self._with_states(
+            self.steps, self.steps.after(events, self._empty(self.rule), None, None), self._empty(self.rule)
+        )
+        in_time = by_log.join(marked.where("NOT _late").select(*keys, STEP), [*self.keys, STEP], "semi")
+        in_time = in_time.withColumn(ARRIVED, _arrived()).drop(STEP)
+
+        # What was there when a late event came, in the order of events: a key of its own for each.
+        arrivals = marked.where("_late").select(
+            *keys, F.col(STEP).alias(ARRIVAL), F.col(ORDER).alias("_from"), F.struct(*LOG_ORDER).alias(ARRIVED)
+        )
+        known = events.join(arrivals.select(*keys, ARRIVAL), self.keys).where(f"{STEP} <= {ARRIVAL}").drop(STEP)
+        order = Window.partitionBy(*keys, ARRIVAL).orderBy(ORDER)
+        known = known.withColumn(STEP, F.row_number().over(order)).localCheckpoint()
+        rule = replace(self.rule, added=((ARRIVAL, "INT"),))
+        steps = Steps(self.spark, self.config, rule, [EVENT])
+        walked = self._with_states(steps, steps.after(known, self._empty(rule), None, None), self._empty(rule))
+        revised = walked.join(arrivals, [*self.keys, ARRIVAL]).where(f"{ORDER} >= _from").drop("_from", ARRIVAL, STEP)
+
+        every = in_time.unionByName(revised)
+        after = F.to_json(F.struct(*self._comparable()))
+        of = Window.partitionBy(*map(quoted, self.rule.keys), ORDER).orderBy(ARRIVED)
+        itself = F.col(ARRIVED) == _arrived()
+        changed = after != F.coalesce(F.lag(after).over(of), F.lit("{}"))  # of nothing but nulls
+        every = every.withColumn("_said", itself | changed)
+        number = F.sum(F.col("_said").cast("int")).over(of).cast("int")
+        return every.withColumn(REVISION, number).where("_said").drop("_said").withColumn(STEP, F.lit(0))
+
+
+def _arrived() -> Column:
+    """When a row's event came: its place in the log."""
+    return F.struct(*(F.col(f"{EVENT}.{name}").alias(name) for name in LOG_ORDER))
+
+
+def router(spark: SparkSession, config: Config, route: Route) -> Router:
+    """What sends a route's events."""
+    return (StoreRouter if route.store else Router)(spark, config, route)

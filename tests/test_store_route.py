@@ -1,0 +1,289 @@
+"""Routes of a store's events, each with the states before and after it, against a few lines of plain Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from jobs.ingest import Ingest
+from jobs.merge import Merge
+from jobs.position import Position
+from jobs.recover import recover
+from jobs.rules import problems
+from jobs.run import merge_once
+from jobs.steps import branches
+from jobs.store_route import router
+from statehouse.errors import ConfigError
+from tests.lakes import drawn
+from tests.oracle import fold, standing, windowed
+from tests.records import EPOCH, SCHEMA, rows
+from tests.support.depth import sized
+from tests.test_route import messages
+
+HOUR = 3_600_000_000
+REDUCE = {"total": "sum", "votes": "majority", "last": "latest", "hours": "count"}
+CONFIG = """
+streams:
+  s:
+    topic: {topic}
+    schema: key STRING, agent STRING, n BIGINT, ts TIMESTAMP
+    time: ts
+stores:
+  total: {{stream: s, key: key, value: n, reduce: sum}}
+  votes: {{stream: s, key: key, agent: agent, value: n % 3, reduce: majority}}
+  last: {{stream: s, key: key, value: "nullif(n, 0)", reduce: latest}}
+  hours: {{stream: s, key: key, value: n, window: 1 hour every 30 minutes, reduce: count}}
+routes:
+"""
+ROUTE = """  {store}_{late}:
+    from: {{store: {store}}}
+    late: {late}
+    select: [key AS the_key, _op, _offset, n, before, after{more}]
+    to: {{table: {store}_{late}}}
+"""
+TOPIC = """  told:
+    from: {{store: total}}
+    where: before.value IS DISTINCT FROM after.value
+    select: [key, n, "coalesce(before.value, 0) AS had", "after.value AS has"]
+    to: {{topic: {topic}-told, key: key}}
+"""
+EVERY = [(store, late) for store in REDUCE for late in ("append", "resend")]
+CASES = sized([("total", "resend"), ("votes", "append"), ("last", "append"), ("hours", "resend")], EVERY)
+
+
+def text(topic):
+    more = {"hours": ", window_start"}
+    routes = [ROUTE.format(store=s, late=late, more=more.get(s, "")) for s, late in CASES]
+    return CONFIG.format(topic=topic) + "".join(routes) + TOPIC.format(topic=topic)
+
+
+def states(events, store):
+    """The states that some events of a key make: by window, or None where the store has none."""
+    made = []
+    for event in events:
+        n = event["n"]
+        value = {"votes": abs(n) % 3 * (1 if n > 0 else -1), "last": n or None}.get(store, n)
+        made.append({**event, "value": value})
+    if store == "hours":
+        return windowed("count", made, HOUR, HOUR // 2)
+    found = fold(REDUCE[store], made)
+    votes = None
+    if store == "votes":
+        times = {e["agent"]: e["order"][0] for e in sorted(made, key=lambda e: e["order"])}
+        votes = sorted((agent, value, times[agent]) for agent, value in standing(made).items())
+    return {None: (*found, votes)} if found else {}
+
+
+def windows(event, before, store):
+    """The windows that an event is in: of a purge those that there are."""
+    if store != "hours":
+        return [None]
+    at = event["order"][0]
+    if event["op"] == "purge":
+        return sorted(before)
+    return sorted(s for s in range(at // (HOUR // 2) * (HOUR // 2), at - HOUR, -HOUR // 2) if s <= at < s + HOUR)
+
+
+def of_key(events, store):
+    """Each key's events that are for a store, as they came."""
+    found = {}
+    for key, stores, event in events:
+        if event["op"] != "set" or (store == "total" and store in stores):
+            found.setdefault(key, []).append(event)
+    return found
+
+
+def appended(events, store):
+    """The oracle of `late: append`: key, offset, window, revision, state before, state after."""
+    made = []
+    for key, mine in of_key(events, store).items():
+        for step, event in enumerate(mine):
+            before, after = states(mine[:step], store), states(mine[: step + 1], store)
+            for window in windows(event, before, store):
+                made.append((key, event["order"][2], window, 1, before.get(window), after.get(window)))
+    return made
+
+
+def resent(events, store):
+    """The oracle of `late: resend`, in the order in which it is told."""
+    made = []
+    for key, mine in of_key(events, store).items():
+        last, revisions = {}, Counter()
+        for step, event in enumerate(mine):
+            known = sorted(mine[: step + 1], key=lambda e: e["order"])
+            for place in range(known.index(event), len(known)):
+                other, before, after = known[place], states(known[:place], store), states(known[: place + 1], store)
+                for window in windows(other, before, store):
+                    which = other["order"], window
+                    if other is event or after.get(window) != last.get(which):
+                        revisions[which] += 1
+                        offset = other["order"][2]
+                        made.append((key, offset, window, revisions[which], before.get(window), after.get(window)))
+                    last[which] = after.get(window)
+    return made
+
+
+RIGHT = {"append": appended, "resend": resent}
+
+
+def told(spark, config, store, late):
+    """What a route's table has, as the oracle has it."""
+
+    def micros(moment):
+        return None if moment is None else round((moment - EPOCH).total_seconds() * 1_000_000)
+
+    def state(found):
+        if found is None:
+            return None
+        reports = (found.get("reports") or {}).items()
+        votes = sorted((a, r["value"], micros(r["event_time"])) for a, r in reports) or None
+        return (found["value"], micros(found["event_time"]), *([votes] if store != "hours" else []))
+
+    return [
+        (
+            *(r["the_key"], r["_offset"], micros(r.get("window_start")), r.get("revision", 1)),
+            *(state(r["before"]), state(r["after"])),
+        )
+        for r in rows(spark, f"{config.root}/routes/{store}_{late}")
+    ]
+
+
+def same(found, expected):
+    def plain(many):
+        return sorted(map(repr, many))
+
+    assert plain(found) == plain(expected)
+
+
+class Lake:
+    """A lake that events come to, and its routes."""
+
+    def __init__(self, spark, config):
+        self.spark, self.config, self.known, self.offset = spark, config, [], 0
+        self.started()
+
+    def started(self):
+        self.routers = {n: router(self.spark, self.config, r) for n, r in self.config.routes.items()}
+
+    def ingest(self, seed, count):
+        records, events = drawn(seed, count, first=self.offset)
+        self.offset += count
+        self.known += events
+        ingest = Ingest(self.spark, self.config, self.config.streams["s"])
+        ingest.batch(self.spark.createDataFrame(records, SCHEMA))
+
+    def merge(self):
+        for store in self.config.stores.values():
+            merge_once(Merge(self.spark, self.config, store))
+
+    def send(self, *names):
+        return [self.routers[name].round() for name in names or self.routers]
+
+    def check(self, cases=CASES):
+        for store, late in cases:
+            same(told(self.spark, self.config, store, late), RIGHT[late](self.known, store))
+
+
+@pytest.fixture
+def routed(lake, broker, spark):
+    topic = f"told-{os.getpid()}-{random.randrange(10**9)}"
+    return Lake(spark, lake(text(topic), broker.bootstrap))
+
+
+@pytest.mark.slow
+def test_each_event_is_told_with_its_states_whatever_the_batches(routed, broker, monkeypatch):
+    monkeypatch.setattr("jobs.steps.PASS", random.choice([1, 10**6]))  # a deep tree, or a flat one
+    assert problems(routed.spark, routed.config) == []
+    for seed in sized((2, random.randrange(10**6)), (random.randrange(10**6), 2, 3)):
+        routed.ingest(seed, sized(25, 40))
+        if seed == 2:  # two batches in one merge, and a start
+            routed.ingest(seed + 1, sized(15, 20))
+            routed.started()
+        routed.merge()
+        routed.send()
+    assert routed.send() == [None] * len(routed.routers)
+    routed.check()
+    expected = [(k, b and b[0], a and a[0]) for k, _, _, _, b, a in appended(routed.known, "total")]
+    topic = routed.config.routes["told"].to.topic
+    found = [json.loads(m.value()) for m in messages(broker.bootstrap, topic)]
+    for key in {k for k, *_ in expected}:  # of a key in the order of the log
+        pairs = [(b or 0, a) for k, b, a in expected if k == key and b != a]
+        assert [(m["had"], m["has"]) for m in found if m["key"] == key] == pairs
+
+
+@pytest.mark.slow
+def test_after_a_crash_a_recovery_or_a_lost_log_each_event_is_there_once(routed, broker, monkeypatch):
+    names, topic = ("total_resend", "told"), routed.config.routes["told"].to.topic
+    routed.ingest(random.randrange(10**6), 20)
+    routed.merge()
+    routed.send(*names)
+    routed.ingest(random.randrange(10**6), 20)
+    routed.merge()
+    with monkeypatch.context() as patch:  # what was sent is not noted
+        patch.setattr(Position, "move", lambda *_: (_ for _ in ()).throw(RuntimeError("killed")))
+        with pytest.raises(RuntimeError, match="killed"):
+            routed.send("told")
+    routed.started()
+    routed.send("told")
+    recover(routed.spark, routed.config, routed.config.stores["total"], swap=True)  # the state from before is no more
+    routed.ingest(random.randrange(10**6), 20)
+    routed.merge()
+    routed.send(*names)
+    routed.ingest(random.randrange(10**6), 20)
+    routed.merge()
+    monkeypatch.setattr("jobs.feed.changes", lost)  # the first time
+    routed.send(*names)
+    routed.check([("total", "resend")])
+    read = routed.config.streams["s"].topic
+    expected = {
+        f"{read}:0:{offset}": (key, before and before[0], after and after[0])
+        for key, offset, _, _, before, after in appended(routed.known, "total")
+        if (before and before[0]) != (after and after[0])
+    }
+    found = {}
+    for message in messages(broker.bootstrap, topic):
+        said, value = {n: v.decode() for n, v in message.headers()}, json.loads(message.value())
+        made = value["key"], value["had"], value["has"]
+        assert found.setdefault(said["statehouse-source"], made) == made, "a repeat says the same"
+    assert found == {source: (key, before or 0, after) for source, (key, before, after) in expected.items()}
+
+
+def lost(spark, path, start, head):
+    """A change feed whose files are gone."""
+    return spark.read.format("delta").option("versionAsOf", 10**6).load(path)
+
+
+def test_what_may_be_selected_is_said(lake, spark):
+    def wrong(route):
+        config = CONFIG.format(topic="t") + f"  r: {{{route}, to: {{table: r}}}}\n"
+        return problems(spark, lake(config))
+
+    assert wrong("from: {store: total}, select: [key, window_start]")[0][0] == ("routes", "r", "select")
+    assert "before" in wrong("from: {store: total}, select: [befor.value]")[0][1]
+    assert wrong("from: {store: total}, where: after.value")[0][0] == ("routes", "r", "where")
+    assert wrong("from: {store: total}, where: after.value > 1, select: ['*']") == []
+    assert wrong("from: {store: hours}, select: [key, window_start, after.value AS n]") == []
+    with pytest.raises(ConfigError, match=r"found store 'nothing', expected one of total, votes, last, hours"):
+        wrong("from: {store: nothing}")
+    with pytest.raises(ConfigError, match=r"found late, expected from: \{store: ...\} too"):
+        wrong("from: s, late: resend")
+    with pytest.raises(ConfigError, match="resend"):
+        wrong("from: {store: total}, late: again")
+
+
+@pytest.mark.parametrize("sizes", [{1: 5}, {3: 1}, {10: 100_000}, {100_000: 1}, {1: 10**6, 5000: 3}])
+def test_no_key_costs_the_square_of_its_events(sizes):
+    spans = branches(sizes)
+    assert spans[0] >= max(sizes) and spans[-1] == 1
+    assert all(not one % other for one, other in pairwise(spans))
+    folded = sum(
+        keys * size * min(-(-size // span), parent // span)
+        for size, keys in sizes.items()
+        for parent, span in pairwise(spans)
+    )
+    assert folded < 200 * sum(keys * size for size, keys in sizes.items())
