@@ -32,11 +32,11 @@ def jars() -> Path:
     return CACHE
 
 
-def measured(folder: Path, bootstrap: str, guarantee: str, events: int) -> tuple[float, float]:
-    """Sum the events of the topic ``t``: seconds from the start of the process to its end, and seconds of the processor."""
-    took, _, spent = watched(
-        [*_java("Peer.java"), bootstrap, "t", str(folder / "peer"), guarantee, str(events)], folder
-    )
+def measured(folder: Path, bootstrap: str, guarantee: str, events: int, told: str = "") -> tuple[float, float]:
+    """Sum the events of the topic ``t``, and send each with the sums before and after it to the topic ``told`` where one is given:
+    seconds from the start of the process to its end, and seconds of the processor."""
+    words = [bootstrap, "t", str(folder / "peer"), guarantee, str(events), *([told] if told else [])]
+    took, _, spent = watched([*_java("Peer.java"), *words], folder)
     return took, spent
 
 

@@ -4,7 +4,8 @@ A merge makes one row of many events; what waits for a state to stay as it is, a
 must see each of them. The state after a key's n-th event is the fold of its first n, combined with the state before them, all by the
 rule's own queries; the step is one more column of its key there.
 
-So that a key with many events does not cost their square, the steps are a tree with so many :func:`branches`: first come the states after
+Where no event is a reset, a window function goes through a key's events once. A vote, or what a reset has changed, has to be folded for each
+step. So that a key with many events does not cost their square then, the steps are a tree with so many :func:`branches`: first come the states after
 the first, the second, ... hundredth of a key's events, each folded from the beginning; then, from the state before each of these
 parts, those after the parts of the part; in the end those after each event.
 """
@@ -15,18 +16,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+import sqlglot
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
+from sqlglot import exp
 
 from jobs import feed
 from jobs.guard import TRY
 from jobs.session import sql
 from statehouse.config import Config
 from statehouse.fold import Rule, quoted
+from statehouse.reducers import ORDER
 from statehouse.tables import opened, table
 
 STEP, LAST = "_step", "_until"
 PASS = 500_000  # rows that could be folded in the time that one more level of the tree takes for itself
+WINDOW, NO_RESET = "_so_far", f"CAST(NULL AS {ORDER})"
 PLACE = ("_commit_version", "_partition", "_offset")
 
 
@@ -41,6 +46,21 @@ def branches(sizes: Mapping[int, int]) -> list[int]:
         rows = sum(keys * size * min(-(-size // span), each) // 2 for size, keys in sizes.items() for span in spans[1:])
         found.append((rows + levels * PASS, spans))
     return min(found)[1]
+
+
+def running(expression: str) -> str:
+    """An expression of Spark SQL with aggregates, each of which is over the rows of :data:`WINDOW` then."""
+
+    def over(node: exp.Expr) -> exp.Expr:
+        if isinstance(node, exp.Filter):  # windows have none: what is null is passed over
+            made, condition = node.this.copy(), node.expression.this
+            place = "expression" if isinstance(made, exp.ArgMax | exp.ArgMin) else "this"
+            made.set(place, exp.Case().when(condition.copy(), made.args[place]))
+            return exp.Window(this=made, alias=exp.to_identifier(WINDOW))
+        aggregates = isinstance(node, exp.AggFunc) or (isinstance(node, exp.Anonymous) and node.name == "try_sum")
+        return exp.Window(this=node.copy(), alias=exp.to_identifier(WINDOW)) if aggregates else node
+
+    return sqlglot.parse_one(expression, dialect="spark").transform(over).sql("spark")
 
 
 class Steps:
@@ -91,6 +111,41 @@ class Steps:
         """The states after each of the :meth:`numbered` events, as :meth:`between` has them, from the state and the tombstones before
         them on. ``head``: of which version of the changelog the last is; None: they are all that their keys have. In a windowed store a
         step has the windows that are not as they were, and perhaps others."""
+        reducer = self.rule.store.reducer
+        made = None
+        if not reducer.per_agent and not reducer.written and events.where("_reset").isEmpty():
+            made = self._running(events, state, tombstones)
+        if made is None:
+            made = self._tree(events, state, tombstones, head)
+        if made is None:
+            return None
+        at = F.least("_event_time", "_log_time").alias("_at")  # nobody tells of what is still to come
+        place = F.concat_ws(":", "_partition", "_offset").alias("_place")
+        told = events.select(*map(quoted, self.keys), STEP, at, place, "_order", *PLACE, *self.carried)
+        return made.join(told, [*self.keys, STEP])
+
+    def _running(self, events: DataFrame, state: DataFrame, tombstones: DataFrame | None) -> DataFrame | None:
+        """The states after each event where none is a reset: one walk over the events, with running aggregates. None where a reset from
+        before tears them: then they are folded anew."""
+        rule, keys = self.stepped, ", ".join(map(quoted, self.rule.keys))
+        folds = {**{column: running(e) for column, e in rule.folds(NO_RESET).items()}, "reset": NO_RESET}
+        made = ", ".join(f"{expression} AS {quoted(column)}" for column, expression in folds.items())
+        window = f"PARTITION BY {keys} ORDER BY {STEP} ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
+        query = f"SELECT {keys}, {STEP}, {made} FROM ({rule.placed('events')}) WINDOW {WINDOW} AS ({window})"
+        folded = sql(self.spark, query, events=events)
+        views = {"state": state.join(folded.select(*map(quoted, self.rule.keys), STEP), list(self.rule.keys))}
+        named = None
+        if tombstones is not None:
+            named, steps = "tombstones", events.select(*map(quoted, self.keys), STEP)
+            views[named] = tombstones.join(steps, self.keys)
+        rows = rule.spread("folded", "state", named)
+        combined = sql(self.spark, rule.combine(rows, "state", named), folded=folded, **views).localCheckpoint()
+        return combined if combined.where("_conflict").isEmpty() else None
+
+    def _tree(
+        self, events: DataFrame, state: DataFrame, tombstones: DataFrame | None, head: int | None
+    ) -> DataFrame | None:
+        """The same for any events; None where there are none."""
         sizes = {size: keys for size, keys in events.groupBy(self.keys).count().groupBy("count").count().collect()}
         if not sizes:
             return None
@@ -110,10 +165,7 @@ class Steps:
                 state, tombstones = self._before(made, known, absent, parent // span, (head or 0) + level + 1)
         if self.rule.store.windows:
             made = self._filled(made, ends, spans[-2])
-        at = F.least("_event_time", "_log_time").alias("_at")  # nobody tells of what is still to come
-        place = F.concat_ws(":", "_partition", "_offset").alias("_place")
-        told = events.select(*map(quoted, self.keys), STEP, at, place, "_order", *PLACE, *self.carried)
-        return made.withColumn(STEP, F.col(STEP) + 1).join(told, [*self.keys, STEP])
+        return made.withColumn(STEP, F.col(STEP) + 1)
 
     def _spread(self, rows: DataFrame, ends: DataFrame, first: str, parent: int, span: int) -> DataFrame:
         """Rows of keys, each in every part of ``span`` events from its ``first`` to the last of the ``parent`` that this is in."""

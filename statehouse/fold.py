@@ -328,13 +328,17 @@ class Rule:
             "late": f"count_if(NOT {self._unkeyed} AND {late})",
         }
 
+    def folds(self, cut: str) -> dict[str, str]:
+        """The reducer's aggregates of events, by the column that keeps each; ``cut`` is the order of the reset that they come after."""
+        return {c: self._fill(e, cut=cut) for c, e in self.store.reducer.fold.items()}
+
     def fold(self, events: str, resets: bool = True) -> str:
         """One row a key out of the store's events; ``resets=False`` promises that none of them is a reset."""
         reducer = self.store.reducer
         keys = self._key_list()
         none = f"CAST(NULL AS {ORDER})"
         after = "max(_after)" if resets else none  # as reset, but also of a windowed store
-        folds = ", ".join(f"{self._fill(e, cut=after)} AS {quoted(c)}" for c, e in reducer.fold.items())
+        folds = ", ".join(f"{expression} AS {quoted(c)}" for c, expression in self.folds(after).items())
         cut = "max(CASE WHEN _reset THEN _order END)" if resets else none
         if reducer.per_agent:
             agents = f"""SELECT {keys}, _agent, max_by(_value, _order) AS _value, max(_event_time) AS _event_time,

@@ -18,10 +18,15 @@ def _run(file: str | None, once: bool, parts: tuple[str, ...] | None = None) -> 
     from statehouse import config as configuration
 
     config = configuration.load(file)
+    from jobs.idle import Idle
     from jobs.run import PARTS, Jobs
 
+    parts = parts or PARTS
+    if once and Idle(config, parts).lasts():
+        logging.getLogger("statehouse").info("nothing new in Kafka or in %s", config.root)
+        return
     with working("starting Spark"):
-        jobs = Jobs(config, parts or PARTS, spark_log(config))
+        jobs = Jobs(config, parts, spark_log(config))
 
     def stop(_number: int, _frame: object) -> None:
         if not jobs.at_work:

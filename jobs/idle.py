@@ -1,0 +1,69 @@
+"""Whether there is anything for ``run --once`` to do, told without Spark, which takes longer to start than most runs have to do.
+
+A run that leaves nothing undone notes what it has seen: the settings, and the version of every table that it reads or writes. The next
+one has nothing to do where all of that is the same, Kafka has no more than the changelogs, and no task has fallen due. What only time
+brings about, such as the end of a retention, is seen to once in :data:`LONGEST`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from jobs.position import Position
+from statehouse.config import Config
+from statehouse.status import stream_status
+from statehouse.tables import FOLDS, opened, published, routed, table, tasks_table
+
+LONGEST = 3600.0  # seconds
+
+
+class Idle:
+    """Of one lake and the ``parts`` of the jobs that run once."""
+
+    def __init__(self, config: Config, parts: tuple[str, ...]) -> None:
+        self.config, self.parts = config, parts
+        self._noted = Position(table(config, "positions", "once"), f"once:{','.join(parts)}")
+
+    def lasts(self) -> bool:
+        """Whether nothing is new since the note."""
+        noted = self._noted.said()
+        if not noted or noted["until"] < time.time() or noted["seen"] != self._seen():
+            return False
+        streams = self.config.streams if "ingest" in self.parts else ()
+        return all((found := stream_status(self.config, s))["behind"] == 0 and not found["error"] for s in streams)
+
+    def changelogs(self) -> dict[str, int | None]:
+        """The version of each changelog, by its path."""
+        return _versions(table(self.config, "changelog", stream) for stream in self.config.streams)
+
+    def note(self, done: dict[str, int | None], due: float | None = None) -> None:
+        """Note that nothing is left to do: all is done that the :meth:`changelogs` had, and a task falls due in seconds since 1970. Call
+        it while the other tables are locked."""
+        if done != self.changelogs():  # a file was loaded meanwhile
+            return
+        until = min(time.time() + LONGEST, due if due is not None else float("inf"))
+        self._noted.move((self._noted.get() or 0) + 1, {"seen": self._seen(), "until": until})
+
+    def _seen(self) -> dict[str, Any]:
+        settings = f"{FOLDS} {self.config.model_dump_json()}"
+        return {"settings": hashlib.sha256(settings.encode()).hexdigest(), "tables": _versions(self._tables())}
+
+    def _tables(self) -> Iterator[str]:
+        config = self.config
+        for stream in config.streams:
+            yield table(config, "changelog", stream)
+        for store in config.stores.values():
+            yield from (table(config, kind, store.name) for kind in ("state", "tombstones"))
+            if store.publish and (state := opened(table(config, "state", store.name))):
+                yield published(config, store, state)[0]
+        for route in config.routes.values():
+            yield routed(config, route)[0]
+        if config.tasks is not None:
+            yield tasks_table(config)
+
+
+def _versions(paths: Iterable[str]) -> dict[str, int | None]:
+    return {path: delta.version() if (delta := opened(path)) else None for path in paths}
