@@ -95,6 +95,7 @@ class Router:
 
     kind = "route"
     order: Sequence[str] = ()  # of a topic's messages with the same key
+    several = False  # whether an event may have several rows before anything is selected
 
     def __init__(self, spark: SparkSession, config: Config, route: Route) -> None:
         self.spark, self.config, self.route = fresh(spark), config, route
@@ -191,7 +192,7 @@ class Router:
         rows = shaped(events, self.route, self.everything, *(given if self.order else given[:1]))
         value = json([quoted(c) for c in rows.columns if c not in (SOURCE, ORDERED)])
         part, revision = F.lit(0), [f"{ORDERED}.{REVISION}"] if REVISION in self.columns else []
-        if self.route.multiplies or self.order:  # an event's rows stand together, in their order
+        if self.route.multiplies or self.several:  # an event's rows stand together, in their order
             rows = rows.withColumn(PART, F.monotonically_increasing_id())
             places = [ORDERED, PART] if self.order else [PART]
             part = F.row_number().over(Window.partitionBy(SOURCE, *revision).orderBy(*places)) - 1

@@ -46,7 +46,7 @@ class StoreRouter(Router):
         more = [
             name for name in ("window_start", REVISION) if name in self.columns and name not in self.rule.key_columns
         ]
-        self.order = (ARRIVED, ORDER, *more)
+        self.order, self.several = (ARRIVED, ORDER, *more), bool(more)
         self.steps = Steps(self.spark, config, self.rule, [EVENT])
         self.keys = self.steps.keys
         self._state: tuple[str, int] = "", 0  # which table, and its version at the head
