@@ -35,6 +35,7 @@ def sold(dice, count):
         made = dict(
             dice.choice(known["invoice"]), InvoiceNumber=number, CreatedTime=T0 + number, InvoiceLineItems=lines
         )
+        made["StoreID"] = dice.choice(known["invoice"])["StoreID"]  # customers buy at several tills
         made["TotalAmount"] = sum(line["ItemPrice"] * line["ItemQty"] for line in lines)
         made["NumberOfItems"] = sum(line["ItemQty"] for line in lines)
         if made["DeliveryType"] == "HOME-DELIVERY":
@@ -79,7 +80,7 @@ def test_deliveries_points_and_the_warehouse(spark, broker, tmp_path, monkeypatc
     assert told == points
 
     had, expected = defaultdict(Decimal), {}
-    for invoice in invoices:  # a customer buys at several tills
+    for invoice in invoices:
         card, earned = invoice["CustomerCardNo"], invoice["TotalAmount"] * Decimal("0.02")
         if invoice["CustomerType"] == "PRIME":
             number = invoice["InvoiceNumber"]

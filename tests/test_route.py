@@ -253,7 +253,7 @@ def test_a_message_that_is_too_long_is_in_the_quarantine_once(spark, broker, sol
         ("to: {table: y, key: id}", "routes.wrong.to: found a key, expected none"),
         ("to: {topic: sales}", "routes.wrong.to.topic: found 'sales', expected another topic"),
         ("from: nothing", "routes.wrong.from: found stream 'nothing', expected one of sales"),
-        ("too: {topic: x}", "routes.wrong.too: found 'too', expected one of from, select, to, where"),
+        ("too: {topic: x}", "routes.wrong.too: found 'too', expected one of from, late, select, to, where"),
     ],
 )
 def test_what_a_route_cannot_do_is_said_with_its_line(spark, lake, found, said):

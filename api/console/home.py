@@ -109,9 +109,10 @@ def _flow(config: Config) -> Any:
             edges.append((f"store {store.name}", f"topic {store.name}"))
     for route in config.routes.values():
         target = f"/tables/routes.{route.to.table}" if route.to.table else None
-        nodes.append(charts.Node(f"route {route.name}", 1, "route", route.name, target))
+        layer = 2 if route.store else 1
+        nodes.append(charts.Node(f"route {route.name}", layer, "route", route.name, target))
         end, kind = f"end of {route.name}", "table" if target else "topic"
-        nodes.append(charts.Node(end, 2, kind, route.to.table or route.to.topic or "", target))
+        nodes.append(charts.Node(end, layer + 1, kind, route.to.table or route.to.topic or "", target))
         origin = f"store {route.store}" if route.store else f"stream {route.source}"
         edges += [(origin, f"route {route.name}"), (f"route {route.name}", end)]
     for name, task in (config.tasks or {}).items():
