@@ -13,7 +13,7 @@ from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, NullTyp
 from sqlglot.dialects.spark import Spark
 
 from jobs.lookup import table_of, twofold
-from jobs.route import SOURCE, columns_of, shaped
+from jobs.route import SOURCE, columns_of, shaped, told
 from statehouse.alike import given
 from statehouse.alike_reducers import own_given_or_written
 from statehouse.config import Config, Lookup, Own, Route, Store, Stream, Task
@@ -229,7 +229,12 @@ def _wrong_in(spark: SparkSession, stream: Stream, route: Route, rule: Rule | No
             SOURCE
         )  # a plain column, beside which nothing is summed up
     except (AnalysisException, ParseException) as error:
-        yield (*path, "select"), f"found {', '.join(route.select)!r}: {_short(error)}"
+        known = (
+            f" (there are the event's columns, {', '.join(rule.keys)}, and of before and after {', '.join(told(rule))})"
+            if rule
+            else ""
+        )
+        yield (*path, "select"), f"found {', '.join(route.select)!r}: {_short(error)}{known}"
         return
     names = [n.lower() for n in made.columns]
     if unfit := [n for n in made.columns if names.count(n.lower()) > 1 or re.search(r"[ ,;{}()\n\t=]", n)]:

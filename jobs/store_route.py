@@ -31,7 +31,6 @@ from statehouse.tables import changelog_columns, folded, generation, opened
 EVENT, ARRIVAL, ARRIVED, ORDER = "_event", "_arrival", "_arrived", "_order"
 # Of the log, also where it is not known with which commit each event came: a batch has one time.
 LOG_ORDER = ("_log_time", "_partition", "_offset")
-COORDINATES = [f"{EVENT}._partition", f"{EVENT}._offset"]
 
 
 class StoreRouter(Router):
@@ -171,9 +170,10 @@ class StoreRouter(Router):
         """The keys of events that are less than one that was there before them."""
         before = Window.partitionBy(*map(quoted, self.keys)).orderBy(STEP).rowsBetween(Window.unboundedPreceding, -1)
         found = events.withColumn("_known", F.max(ORDER).over(before))
-        since = events.agg(F.min("_event_time")).collect()[0][0]
+        since = events.agg(F.min(F.expr("unix_micros(_event_time)"))).collect()[0][0]
         if start is not None and since is not None:
-            log = feed.events(self.spark, self.config, self.stream, None, start).where(F.col("_event_time") >= since)
+            log = feed.events(self.spark, self.config, self.stream, None, start)
+            log = log.where(f"_event_time >= timestamp_micros({since})")  # a value, so that older files are passed over
             known = sql(self.spark, f"SELECT * FROM {self.rule.events('log', TRY)}", log=log)
             most = known.groupBy(*map(quoted, self.keys)).agg(F.max(ORDER).alias("_most"))
             found = found.join(most, self.keys, "left").withColumn("_known", F.greatest("_known", "_most"))

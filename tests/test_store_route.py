@@ -19,9 +19,9 @@ from jobs.run import merge_once
 from jobs.steps import branches
 from jobs.store_route import router
 from statehouse.errors import ConfigError
-from tests.lakes import drawn
+from tests.lakes import T0, drawn
 from tests.oracle import fold, standing, windowed
-from tests.records import EPOCH, SCHEMA, rows
+from tests.records import EPOCH, SCHEMA, iso, record, rows
 from tests.support.depth import sized
 from tests.test_route import messages
 
@@ -256,6 +256,21 @@ def test_after_a_crash_a_recovery_or_a_lost_log_each_event_is_there_once(routed,
     assert found == {source: (key, before or 0, after) for source, (key, before, after) in expected.items()}
 
 
+@pytest.mark.slow
+def test_where_no_event_is_the_stores_the_position_moves_on(lake, spark):
+    stores = "  rare: {stream: s, key: key, value: n, where: n > 5, reduce: sum}\n"
+    routes = "  rare: {from: {store: rare}, select: [key, after.value AS has], to: {table: rare}}\n"
+    text = CONFIG.format(topic="t").replace("routes:\n", f"{stores}routes:\n{routes}")
+    found = Lake(spark, lake(text))
+    for last in (5, 6):
+        event = record("t", 0, last, T0, "k", {"key": "k", "agent": "p", "n": last, "ts": iso(T0)})
+        ingest = Ingest(spark, found.config, found.config.streams["s"])
+        ingest.batch(spark.createDataFrame([event], SCHEMA))
+        merge_once(Merge(spark, found.config, found.config.stores["rare"]))
+        assert found.send("rare")[0].head == last - 4
+    assert rows(spark, f"{found.config.root}/routes/rare") == [{"key": "k", "has": 6}]
+
+
 def lost(spark, path, start, head):
     """A change feed whose files are gone."""
     return spark.read.format("delta").option("versionAsOf", 10**6).load(path)
@@ -267,7 +282,8 @@ def test_what_may_be_selected_is_said(lake, spark):
         return problems(spark, lake(config))
 
     assert wrong("from: {store: total}, select: [key, window_start]")[0][0] == ("routes", "r", "select")
-    assert "before" in wrong("from: {store: total}, select: [befor.value]")[0][1]
+    said = wrong("from: {store: total}, select: [befor.value]")[0][1]
+    assert said.endswith("(there are the event's columns, key, and of before and after value, total, event_time)")
     assert wrong("from: {store: total}, where: after.value")[0][0] == ("routes", "r", "where")
     assert wrong("from: {store: total}, where: after.value > 1, select: ['*']") == []
     assert wrong("from: {store: hours}, select: [key, window_start, after.value AS n]") == []
