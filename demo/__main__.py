@@ -236,6 +236,9 @@ def _notified(config: Config) -> int:
     finally:
         consumer.close()
     changelog = opened(table(config, "changelog", config.stream_of(route)))
+    position = route_status(config, route.name)["position"]
+    if changelog and position is not None:
+        changelog.load_as_version(position)  # what came since, the next run sends
     query = 'SELECT count(*) AS n FROM found WHERE "CustomerType" = \'PRIME\' AND "CustomerCardNo" IS NOT NULL AND "_op" = \'report\''
     invoices = select(changelog, query)[0]["n"] if changelog else 0
     same = len(told) == invoices and not left and not wrong
