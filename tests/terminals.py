@@ -17,7 +17,7 @@ def _take_terminal():
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-def on_terminal(words, answers=(), seconds=60, prompt="> ", **options):
+def on_terminal(words, answers=(), seconds=300, prompt="> ", **options):
     """Run Python with some words under a pty; each of the answers is typed when the prompt is the last that is shown. The exit
     code, and all that was shown."""
     ours, theirs = pty.openpty()
