@@ -12,6 +12,7 @@ What a table's commits carry besides rows:
 * The table that a route writes: the ``txn`` action ``route:<name>`` holds the changelog's version that was sent there.
 * ``positions/route.<name>``, a table without rows: the same of a route to a topic, ``route:<name>:<topic>``.
   ``positions/publish.<store>``: the state's version that was published. ``userMetadata`` of such a commit holds ``{"route:…": {"0": 17}}``, the next offsets, for when the changelog's feed is lost.
+* ``positions/once``, also without rows: ``userMetadata`` holds ``{"once:<parts>": …}``, what a run that left nothing undone has seen (:mod:`jobs.idle`).
 * ``tasks``: ``userMetadata`` of every commit holds ``{"tasks": {"streams": …, "offsets": …, "stores": …}}``, how far they are registered and watched.
 """
 
