@@ -14,25 +14,21 @@ from pathlib import Path
 
 from confluent_kafka import Producer
 
-from bench import peer
+from bench import peer, throughput
 from bench.recovery import measured
 from bench.throughput import send
 from demo.broker import Broker
 from statehouse import kafka
 
-CONFIG = """root: ./lake
-kafka:
-  bootstrap.servers: {bootstrap}
-streams:
-  s: {{topic: t, schema: "key STRING, agent STRING, n BIGINT, ts TIMESTAMP", time: ts}}
-stores:
-  total: {{stream: s, key: key, value: n, reduce: sum}}
-routes:
+CONFIG = (
+    throughput.CONFIG
+    + """routes:
   told:
     from: {{store: total}}
     select: [key, n, "coalesce(before.value, 0) AS had", "after.value AS has"]
     to: {{topic: told, key: key}}
 """
+)
 
 
 def count(bootstrap: str, topic: str) -> int:

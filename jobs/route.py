@@ -51,7 +51,7 @@ def columns_of(stream: Stream, route: Route, rule: Rule | None) -> tuple[dict[st
     found, named = changelog_columns(stream), [column.name for column in stream.columns]
     if rule is None:
         return found, named
-    states = ", ".join(f"{quoted(name)}: {rule.state_columns[name]}" for name in told(rule))
+    states = ", ".join(f"{quoted(name)}: {rule.state_columns[name]}" for name in shown_columns(rule))
     own = {**rule.keys, **dict.fromkeys((BEFORE, AFTER), f"STRUCT<{states}>")}
     if route.late == RESEND:
         own[REVISION] = "INT"
@@ -62,7 +62,7 @@ def columns_of(stream: Stream, route: Route, rule: Rule | None) -> tuple[dict[st
     )
 
 
-def told(rule: Rule) -> list[str]:
+def shown_columns(rule: Rule) -> list[str]:
     """The columns of a state that a route tells: those that the API shows, but for the key's and what is not the event's doing."""
     return [n for n in rule.state_columns if not n.startswith("_") and n not in (*rule.keys, "changed_at", "reset")]
 

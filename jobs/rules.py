@@ -13,7 +13,7 @@ from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, NullTyp
 from sqlglot.dialects.spark import Spark
 
 from jobs.lookup import table_of, twofold
-from jobs.route import SOURCE, columns_of, shaped, told
+from jobs.route import SOURCE, columns_of, shaped, shown_columns
 from statehouse.alike import given
 from statehouse.alike_reducers import own_given_or_written
 from statehouse.config import Config, Lookup, Own, Route, Store, Stream, Task
@@ -230,7 +230,7 @@ def _wrong_in(spark: SparkSession, stream: Stream, route: Route, rule: Rule | No
         )  # a plain column, beside which nothing is summed up
     except (AnalysisException, ParseException) as error:
         known = (
-            f" (there are the event's columns, {', '.join(rule.keys)}, and of before and after {', '.join(told(rule))})"
+            f" (there are the event's columns, {', '.join(rule.keys)}, and of before and after {', '.join(shown_columns(rule))})"
             if rule
             else ""
         )

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 from jobs import feed
 from jobs.guard import TRY, install
-from jobs.route import AFTER, BEFORE, RESEND, REVISION, STATE, Router, columns_of, told
+from jobs.route import AFTER, BEFORE, RESEND, REVISION, STATE, Router, columns_of, shown_columns
 from jobs.rules import rule_of, schema_of
 from jobs.session import sql
 from jobs.steps import PLACE, STEP, Steps
@@ -116,7 +116,7 @@ class StoreRouter(Router):
             event = F.lit(None).cast(schema_of(changelog_columns(self.stream))).alias(EVENT)
             kind = schema_of(self.columns)[BEFORE].dataType
             return rows.select("*", event, *(F.lit(None).cast(kind).alias(name) for name in (BEFORE, AFTER)))
-        row = F.struct(*map(quoted, told(self.rule)))
+        row = F.struct(*map(quoted, shown_columns(self.rule)))
         first = state.select(*map(quoted, keys), row.alias("_first"))
         order = Window.partitionBy(*map(quoted, keys)).orderBy(STEP)
         found = made.withColumn(AFTER, F.when(F.col("_present"), row)).select(
@@ -135,7 +135,7 @@ class StoreRouter(Router):
 
     def _comparable(self) -> list[Column]:
         """The columns of ``after``, so that equal ones are equal as text: the agents of a vote are in no order."""
-        columns = {name: F.col(f"{AFTER}.{quoted(name)}") for name in told(self.rule)}
+        columns = {name: F.col(f"{AFTER}.{quoted(name)}") for name in shown_columns(self.rule)}
         entries = {n: F.array_sort(F.map_entries(c)) for n, c in columns.items() if n == "reports"}
         return [column.alias(name) for name, column in {**columns, **entries}.items()]
 
