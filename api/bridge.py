@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 # An extension of ASGI: "now" says, to any thread, whether the caller is gone, and is in WSGI's environment too; "ready" is to be
-# awaited, until the caller has taken most of what was sent.
+# awaited, until the caller has taken most of what was sent; "next" is told how many bytes are sent next.
 GONE = "statehouse.gone"
 OF_SHARDS = "HTTP_STATEHOUSE_SHARDS"  # has a request from another instance of a fleet
 PIECES = 8  # that are made at once, of answers to callers; and as many of those to other instances
@@ -42,24 +42,33 @@ class Bridge:
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Answer a request."""
         loop = asyncio.get_running_loop()
-        given, gone, ready = environ(scope), scope["extensions"][GONE]["now"], scope["extensions"][GONE]["ready"]
+        given, caller = environ(scope), scope["extensions"][GONE]
+        gone, ready = caller["now"], caller["ready"]
+
+        async def tell(messages: Iterable[Message]) -> None:
+            """Send them. Nobody keeps them then: what a caller does not read is in the connection alone, which counts it."""
+            for message in messages:
+                caller["next"](len(message.get("body", b"")))
+                await send(message)
+
         body: bytes | None = b""
         if given.get("CONTENT_LENGTH", "0") != "0" or "HTTP_TRANSFER_ENCODING" in given:
             body = await self._read(receive, int(given.get("CONTENT_LENGTH", "0")))
         if body is None:
             return
         answer = Answer(self._app, given | {"wsgi.input": io.BytesIO(body), GONE: gone}, gone)
+        await ready()  # or a caller who does not read one answer would have the next one in hand beside it
         try:
-            await _all(send, await loop.run_in_executor(self._threads, answer.begin))
+            await tell(await loop.run_in_executor(self._threads, answer.begin))
             # Who waits for events holds a thread, and a place of its own for that.
             turns: AbstractAsyncContextManager[Any] = self._instances if OF_SHARDS in given else self._callers
             turns = nullcontext() if answer.events else turns
             while answer.more:
-                await ready()  # or each slow caller would have a piece in hand beside the one that it does not read
+                await ready()
                 if gone():
                     break
                 async with turns:
-                    await _all(send, await loop.run_in_executor(self._threads, answer.go_on))
+                    await tell(await loop.run_in_executor(self._threads, answer.go_on))
         finally:
             if answer.more:
                 await loop.run_in_executor(self._threads, answer.close)
@@ -180,12 +189,6 @@ def environ(scope: Any) -> dict[str, Any]:
         between = "; " if called == "HTTP_COOKIE" else ","
         made[called] = f"{made[called]}{between}{said}" if called in made else said
     return made
-
-
-async def _all(send: Send, messages: Iterable[Message]) -> None:
-    """Send them. Nobody keeps them then: what a caller does not read is in the connection alone, which counts it."""
-    for message in messages:
-        await send(message)
 
 
 def _piece(chunk: bytes, more: bool) -> Message:

@@ -62,13 +62,13 @@ def ndjson(columns: Mapping[str, pa.Array]) -> bytes:
 
 def listed(columns: Mapping[str, pa.Array]) -> bytes:
     """Each row as a JSON object, and a comma between any two."""
-    return _text(columns, "},")[:-1]
+    return _text(columns, "},", less=1)
 
 
-def _text(columns: Mapping[str, pa.Array], end: str) -> bytes:
+def _text(columns: Mapping[str, pa.Array], end: str, less: int = 0) -> bytes:
     rows = _objects(columns, end)
     _, ends, text = rows.buffers()  # one value is there right after the other
-    return text.slice(0, memoryview(ends).cast("q")[len(rows)]).to_pybytes() if len(rows) else b""
+    return text.slice(0, memoryview(ends).cast("q")[len(rows)] - less).to_pybytes() if len(rows) else b""
 
 
 def _objects(columns: Mapping[str, pa.Array], end: str = "}") -> pa.Array:

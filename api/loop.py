@@ -36,7 +36,7 @@ SLICE, AHEAD = (
     2048,
     16,
 )  # bytes that are parsed at once; as long as no more requests than that wait for the answers before theirs
-ROOM = 48 << 20  # bytes that are kept for slow callers, as of `Room`: of bodies, and as many of answers
+ROOM = 32 << 20  # bytes that are kept for slow callers, as of `Room`: of bodies, and as many of answers
 ASK_SECONDS = 1.0  # between two questions whether a caller who sends no more is still there
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 VERSIONS = ("1.0", "1.1")
@@ -132,6 +132,7 @@ class Connection(HttpToolsProtocol):
         self._ended = False  # the caller sends no more
         self._late: asyncio.TimerHandle | None = None  # cuts off a body that does not come
         self._stuck: asyncio.TimerHandle | None = None  # cuts off a caller who does not read
+        self._piece = 0  # bytes of what it is to read next: they are kept until it has read the last of them
 
     def connection_made(self, transport: Any) -> None:
         """As of :class:`asyncio.Protocol`."""
@@ -159,7 +160,7 @@ class Connection(HttpToolsProtocol):
         """The caller does not read as fast as there are answers: as of :class:`asyncio.Protocol`."""
         super().pause_writing()
         self._stuck = self.loop.call_later(self._limits.seconds, self.transport.abort)
-        self._answers.keep(self, self.transport.get_write_buffer_size(), self.transport.abort)
+        self._answers.keep(self, max(self._piece, self.transport.get_write_buffer_size()), self.transport.abort)
 
     def resume_writing(self) -> None:
         """It has read most of them."""
@@ -299,7 +300,9 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         self.url = target
         self.scope["raw_path"], self.scope["query_string"] = parts(target)
-        self.scope["extensions"] = {GONE: {"now": self.transport.is_closing, "ready": self.flow.drain}}
+        self.scope["extensions"] = {
+            GONE: {"now": self.transport.is_closing, "ready": self.flow.drain, "next": self._next}
+        }
 
     def on_body(self, body: bytes) -> None:
         """A part of it."""
@@ -312,6 +315,9 @@ class Connection(HttpToolsProtocol):
         self._unread, self._within = 0, False
         self._whole()
         super().on_message_complete()
+
+    def _next(self, size: int) -> None:
+        self._piece = size
 
     def _whole(self) -> None:
         """No more comes of a body."""
