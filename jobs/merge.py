@@ -206,7 +206,7 @@ class Merge:
             tombstones, views["tombstones"] = "tombstones", load(self.tombstones)
         spread = rule.spread("folded", "state" if resets and not first else None, tombstones)
         carried = tuple(vectors.PLACE) if marking else ()
-        made = sql(self.spark, rule.combine(spread, "state", tombstones, again=first, carried=carried), **views)
+        made = sql(self.spark, rule.combine(spread, "state", tombstones, again=first, of_state=carried), **views)
         return made, observed or made
 
     def _sought(self, state: DataFrame, rows: DataFrame, many: bool) -> DataFrame:
@@ -244,7 +244,7 @@ class Merge:
         if carried:
             state = vectors.placed(state)
         # Of a torn window nothing may be left: the state's own windows tell that there is one to be absent.
-        query = rule.combine(rule.spread("folded", "state", None), "state", None, again=True, carried=carried)
+        query = rule.combine(rule.spread("folded", "state", None), "state", None, again=True, of_state=carried)
         anew = sql(self.spark, query, folded=folded_, state=state).join(torn, list(rule.keys), "semi")
         return rows.where("NOT _conflict").unionByName(anew)
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import sqlglot
-from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from sqlglot import exp
 
@@ -29,7 +29,7 @@ from statehouse.fold import Rule, quoted
 from statehouse.reducers import ORDER
 from statehouse.tables import opened, table
 
-STEP, LAST = "_step", "_until"
+STEP, LAST, TOLD = "_step", "_until", "_told"
 PASS = 500_000  # rows that could be folded in the time that one more level of the tree takes for itself
 WINDOW, NO_RESET = "_so_far", f"CAST(NULL AS {ORDER})"
 PLACE = ("_commit_version", "_partition", "_offset")
@@ -119,27 +119,42 @@ class Steps:
             made = self._tree(events, state, tombstones, head)
         if made is None:
             return None
+        if TOLD in made.columns:
+            return made.select("*", f"{TOLD}.*").drop(TOLD)
+        told = events.select(*map(quoted, self.keys), STEP, *self._told())
+        return made.join(told, [*self.keys, STEP])
+
+    def _told(self) -> list[Column]:
+        """What each step has of its event."""
         at = F.least("_event_time", "_log_time").alias("_at")  # nobody tells of what is still to come
         place = F.concat_ws(":", "_partition", "_offset").alias("_place")
-        told = events.select(*map(quoted, self.keys), STEP, at, place, "_order", *PLACE, *self.carried)
-        return made.join(told, [*self.keys, STEP])
+        return [at, place, *map(F.col, ("_order", *PLACE, *self.carried))]
 
     def _running(self, events: DataFrame, state: DataFrame, tombstones: DataFrame | None) -> DataFrame | None:
         """The states after each event where none is a reset: one walk over the events, with running aggregates. None where a reset from
         before tears them: then they are folded anew."""
-        rule, keys = self.stepped, ", ".join(map(quoted, self.rule.keys))
+        # Where a key's purge is one of its windows, each step has a state of its own; else all of a key's meet the same, and keep what is
+        # told of their events: to join that to them costs as much as the walk.
+        rule, told = (self.stepped, ()) if self.rule.store.windows else (self.rule, (STEP, TOLD))
         folds = {**{column: running(e) for column, e in rule.folds(NO_RESET).items()}, "reset": NO_RESET}
         made = ", ".join(f"{expression} AS {quoted(column)}" for column, expression in folds.items())
+        keys = ", ".join(map(quoted, self.rule.keys))
         window = f"PARTITION BY {keys} ORDER BY {STEP} ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
-        query = f"SELECT {keys}, {STEP}, {made} FROM ({rule.placed('events')}) WINDOW {WINDOW} AS ({window})"
-        folded = sql(self.spark, query, events=events)
-        views = {"state": state.join(folded.select(*map(quoted, self.rule.keys), STEP), list(self.rule.keys))}
-        named = None
+        columns = ", ".join([*map(quoted, rule.keys), *told, made])
+        if told:
+            events = events.withColumn(TOLD, F.struct(*self._told()))
+        query = f"SELECT {columns} FROM ({rule.placed('events', told)}) WINDOW {WINDOW} AS ({window})"
+        views = {"folded": sql(self.spark, query, events=events), "state": state}
         if tombstones is not None:
-            named, steps = "tombstones", events.select(*map(quoted, self.keys), STEP)
-            views[named] = tombstones.join(steps, self.keys)
+            views["tombstones"] = tombstones
+        if not told:
+            steps = views["folded"].select(*map(quoted, self.rule.keys), STEP)
+            views["state"] = state.join(steps, list(self.rule.keys))
+            if tombstones is not None:
+                views["tombstones"] = tombstones.join(events.select(*map(quoted, self.keys), STEP), self.keys)
+        named = "tombstones" if tombstones is not None else None
         rows = rule.spread("folded", "state", named)
-        combined = sql(self.spark, rule.combine(rows, "state", named), folded=folded, **views).localCheckpoint()
+        combined = sql(self.spark, rule.combine(rows, "state", named, of_rows=told), **views).localCheckpoint()
         return combined if combined.where("_conflict").isEmpty() else None
 
     def _tree(

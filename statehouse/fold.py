@@ -306,9 +306,9 @@ class Rule:
         """The store's events out of rows of the changelog; ``guard`` as in :meth:`events`."""
         return self.placed(self.events(changelog, guard))
 
-    def placed(self, events: str) -> str:
-        """Those of the :meth:`events` that have a key, each in its windows."""
-        made = "_order, _event_time, _op, _agent, _value, _reset"
+    def placed(self, events: str, more: Sequence[str] = ()) -> str:
+        """Those of the :meth:`events` that have a key, each in its windows; with ``more`` of their columns."""
+        made = ", ".join(["_order, _event_time, _op, _agent, _value, _reset", *more])
         if not self.store.windows:
             return f"\n  SELECT {self._key_list()}, {made} FROM {events} WHERE NOT {self._unkeyed}"
         return f"""
@@ -383,11 +383,17 @@ class Rule:
     LEFT JOIN (SELECT {of}, max(reset) AS _purged FROM ({purges}{remembered}) GROUP BY {of}) AS _p USING ({of}))"""
 
     def combine(
-        self, rows: str, state: str, tombstones: str | None, again: bool = False, carried: Sequence[str] = ()
+        self,
+        rows: str,
+        state: str,
+        tombstones: str | None,
+        again: bool = False,
+        of_state: Sequence[str] = (),
+        of_rows: Sequence[str] = (),
     ) -> str:
         """The new rows of the keys in ``rows``: the state's columns, ``_present``, ``_here`` (the state has the
-        key) and ``_conflict``; and as they are in the state the ``carried`` columns. ``again``: ``rows`` are folded from the whole changelog
-        and replace the state's."""
+        key) and ``_conflict``; and as they are in the state, or in ``rows``, some columns of these. ``again``: ``rows`` are folded from the whole
+        changelog and replace the state's."""
         reducer, keys, own = self.store.reducer, self._key_list(), self.own
         # The key's first column is never null where there is a row: it tells whether there is one.
         first = quoted(next(iter(self.keys)))
@@ -415,7 +421,8 @@ class Rule:
         joined = (
             f"LEFT JOIN {self._latest_tombstones(tombstones)} AS _t USING ({keys})" if tombstones and not again else ""
         )
-        more, of_state = "".join(f", {c}" for c in carried), "".join(f", _s.{c}" for c in carried)
+        more = "".join(f", {column}" for column in (*of_state, *of_rows))
+        carried = "".join([*(f", _s.{column}" for column in of_state), *(f", _n.{column}" for column in of_rows)])
         # Aliases begin with '_', and the key is packed while there are `a` and `b`: a column may have any other name.
         return f"""
   SELECT {self._key_list("_key.")}, {", ".join(f"{e} AS {quoted(c)}" for c, e in results.items())},
@@ -428,7 +435,7 @@ class Rule:
       FROM (SELECT {struct({k: f"_n.{quoted(k)}" for k in self.keys})} AS _key,
           {struct({c: older(c, k) for c, k in own.items()})} AS a, {struct({c: f"_n.{quoted(c)}" for c in own})} AS b,
           greatest({older("reset", ORDER)}, _n.reset) AS _reset,
-          _s.value AS _old, _s.changed_at AS _old_changed, _s.{first} IS NOT NULL AS _here{of_state}
+          _s.value AS _old, _s.changed_at AS _old_changed, _s.{first} IS NOT NULL AS _here{carried}
         FROM {rows} AS _n LEFT JOIN {state} AS _s USING ({keys}) {joined})))"""
 
     def _latest_tombstones(self, tombstones: str) -> str:
