@@ -51,7 +51,7 @@ def columns_of(stream: Stream, route: Route, rule: Rule | None) -> tuple[dict[st
     found, named = changelog_columns(stream), [column.name for column in stream.columns]
     if rule is None:
         return found, named
-    states = ", ".join(f"{quoted(name)}: {rule.state_columns[name]}" for name in shown_columns(rule))
+    states = ", ".join(f"{quoted(name)}: {kind}" for name, (kind, _) in shown_columns(rule).items())
     own = {**rule.keys, **dict.fromkeys((BEFORE, AFTER), f"STRUCT<{states}>")}
     if route.late == RESEND:
         own[REVISION] = "INT"
@@ -62,9 +62,19 @@ def columns_of(stream: Stream, route: Route, rule: Rule | None) -> tuple[dict[st
     )
 
 
-def shown_columns(rule: Rule) -> list[str]:
-    """The columns of a state that a route tells: those that the API shows, but for the key's and what is not the event's doing."""
-    return [n for n in rule.state_columns if not n.startswith("_") and n not in (*rule.keys, "changed_at", "reset")]
+def shown_columns(rule: Rule) -> dict[str, tuple[str, str]]:
+    """The columns of a state that a route tells: those that the API shows, and of reports what it shows of them, but for the key's and
+    what is not the event's doing. Of each its type, and Spark's SQL for it over rows of the state."""
+    hidden = (*rule.keys, "changed_at", "reset")
+    found = {n: (t, quoted(n)) for n, t in rule.state_columns.items() if not n.startswith("_") and n not in hidden}
+    if rule.store.reducer.per_agent:
+        standing = "map_filter(reports, (_agent, _report) -> _report.value IS NOT NULL)"
+        shown = "struct(_report.value AS value, _report.event_time AS event_time)"
+        found["reports"] = (
+            f"MAP<STRING, STRUCT<value: {rule.value_input}, event_time: TIMESTAMP>>",
+            f"transform_values({standing}, (_agent, _report) -> {shown})",
+        )
+    return found
 
 
 def shaped(events: DataFrame, route: Route, everything: Sequence[str], *more: str) -> DataFrame:

@@ -116,7 +116,7 @@ class StoreRouter(Router):
             event = F.lit(None).cast(schema_of(changelog_columns(self.stream))).alias(EVENT)
             kind = schema_of(self.columns)[BEFORE].dataType
             return rows.select("*", event, *(F.lit(None).cast(kind).alias(name) for name in (BEFORE, AFTER)))
-        row = F.struct(*map(quoted, shown_columns(self.rule)))
+        row = F.struct(*(F.expr(shown).alias(name) for name, (_, shown) in shown_columns(self.rule).items()))
         first = state.select(*map(quoted, keys), row.alias("_first"))
         order = Window.partitionBy(*map(quoted, keys)).orderBy(STEP)
         found = made.withColumn(AFTER, F.when(F.col("_present"), row)).select(

@@ -35,7 +35,7 @@ streams:
     time: ts
 stores:
   total: {{stream: s, key: key, value: n, reduce: sum}}
-  votes: {{stream: s, key: key, agent: agent, value: n % 3, reduce: majority}}
+  votes: {{stream: s, key: key, agent: agent, value: "nullif(n % 3, -1)", reduce: majority}}
   last: {{stream: s, key: key, value: "nullif(n, 0)", reduce: latest}}
   hours: {{stream: s, key: key, value: n, window: 1 hour every 30 minutes, reduce: count}}
 routes:
@@ -53,7 +53,7 @@ TOPIC = """  told:
     to: {{topic: {topic}-told, key: key}}
 """
 EVERY = [(store, late) for store in REDUCE for late in ("append", "resend")]
-CASES = sized([("total", "resend"), ("votes", "append"), ("last", "append"), ("hours", "resend")], EVERY)
+CASES = sized([("total", "resend"), ("votes", "resend"), ("last", "append"), ("hours", "resend")], EVERY)
 
 
 def text(topic):
@@ -62,12 +62,18 @@ def text(topic):
     return CONFIG.format(topic=topic) + "".join(routes) + TOPIC.format(topic=topic)
 
 
+def vote(n):
+    """What an agent says; None: it takes back what it said."""
+    value = abs(n) % 3 * (1 if n > 0 else -1)
+    return None if value == -1 else value
+
+
 def states(events, store):
     """The states that some events of a key make: by window, or None where the store has none."""
     made = []
     for event in events:
         n = event["n"]
-        value = {"votes": abs(n) % 3 * (1 if n > 0 else -1), "last": n or None}.get(store, n)
+        value = {"votes": vote(n), "last": n or None}.get(store, n)
         made.append({**event, "value": value})
     if store == "hours":
         return windowed("count", made, HOUR, HOUR // 2)
@@ -75,7 +81,7 @@ def states(events, store):
     votes = None
     if store == "votes":
         times = {e["agent"]: e["order"][0] for e in sorted(made, key=lambda e: e["order"])}
-        votes = sorted((agent, value, times[agent]) for agent, value in standing(made).items())
+        votes = sorted((a, value, times[a]) for a, value in standing(made).items() if value is not None)
     return {None: (*found, votes)} if found else {}
 
 
@@ -202,7 +208,8 @@ def routed(lake, broker, spark):
 def test_each_event_is_told_with_its_states_whatever_the_batches(routed, broker, monkeypatch):
     monkeypatch.setattr("jobs.steps.PASS", random.choice([1, 10**6]))  # a deep tree, or a flat one
     assert problems(routed.spark, routed.config) == []
-    for seed in sized((2, random.randrange(10**6)), (random.randrange(10**6), 2, 3)):
+    # Of the second seed there are events again: at the same time, of the same agent, of the same value.
+    for seed in sized((2, 3), (random.randrange(10**6), 2, 3)):
         routed.ingest(seed, sized(25, 40), resets=seed == 2)
         if seed == 2:  # two batches in one merge, and a start
             routed.ingest(seed + 1, sized(15, 20))
