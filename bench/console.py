@@ -2,11 +2,14 @@
 
 A state table of that many keys is written, and `statehouse serve` started on it. Each page is asked for again and again. Then wrk
 asks for random keys in turns, with and without a browser on the store's page, which asks for its rows again every two seconds, and
-with one on the first page.
+with one on the first page. At last 10,000 events/s change random keys, and what a browser costs is the processor's time that the worker takes more:
+the browser's own is of another machine.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import statistics
 import sys
@@ -19,8 +22,11 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from bench.live import started
-from bench.reads import ready, write, wrk
+from bench.live import Flow, started
+from bench.reads import CONFIG, ready, write, wrk
+from bench.soak import children
+from demo.broker import Broker
+from statehouse import kafka
 
 PAGES = (
     "/",
@@ -32,6 +38,7 @@ PAGES = (
     "/docs",
 )
 TIMES, TURNS, SECONDS = 50, 5, 8
+CHANGES = 10_000  # a second
 
 
 def page(url: str, path: str) -> str:
@@ -56,6 +63,46 @@ def browser(url: str, path: str | None) -> Iterator[None]:
         opened.new_page().goto(url + path)
         yield
         opened.close()
+
+
+def busy(process: int, seconds: float) -> float:
+    """The share of a core that the children of a process take for so long."""
+
+    def ticks() -> int:
+        stats = [Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split() for child in children(process)]
+        return sum(int(stat[11]) + int(stat[12]) for stat in stats)
+
+    began, before = time.monotonic(), ticks()
+    time.sleep(seconds)
+    return (ticks() - before) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - began)
+
+
+def beside(folder: Path, keys: int) -> None:
+    """What a browser on a store costs while its keys change."""
+    with Broker(folder / "kafka") as broker:
+        properties = {"bootstrap.servers": broker.bootstrap}
+        kafka.create_topic(properties, "t")
+        (folder / "statehouse.yaml").write_text(f"kafka: {json.dumps(properties)}\n{CONFIG}")
+        began = time.monotonic()
+        with started(folder, "serve", "--port", "0") as api:
+            assert api.stdout
+            url = api.stdout.readline().split()[-1]
+            ready(url, f"key-{keys - 1}", began)
+            flow = Flow(broker.bootstrap, keys)
+            flow.rate = CHANGES
+            time.sleep(SECONDS)
+            found: dict[str | None, list[float]] = {None: [], "/stores/total/keys": [], "/": []}
+            for _ in range(TURNS):
+                for path, shares in found.items():
+                    with browser(url, path):
+                        time.sleep(2)
+                        shares.append(busy(api.pid, SECONDS))
+            sent = flow.sent / (time.monotonic() - began)
+            flow.stop()
+    alone = statistics.median(found.pop(None))
+    print(f"{sent:,.0f} events/s take {alone:.3f} of a core")
+    for path, shares in found.items():
+        print(f"with a browser on {path}: {statistics.median(shares) - alone:.3f} more")
 
 
 def rate(said: str) -> float:
@@ -85,6 +132,7 @@ def main(keys: int = 1_000_000) -> None:
             print(f"point reads alone {alone:,.0f}/s")
             for path, rates in found.items():
                 print(f"with a browser on {path}: {statistics.median(rates) / alone:.3f} of that")
+        beside(folder, keys)
 
 
 if __name__ == "__main__":
