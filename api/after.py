@@ -8,7 +8,7 @@ from collections.abc import Callable
 from flask import current_app
 
 from api.deadline import LOOK, caller_gone
-from api.problems import Problem
+from api.errors import Problem
 from api.replica import Replica
 from api.snapshot import Snapshot
 from statehouse.config import Store

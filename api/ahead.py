@@ -10,9 +10,10 @@ import pyarrow as pa
 import sqlglot
 from sqlglot import exp
 
+from api.columns import Key, keys_of
 from api.duck import quoted, selected
 from api.fold import GUARD, Fold
-from api.overlay import NUMBER, Key, Rows, keys_of
+from api.overlay import NUMBER, Rows
 from api.prepared import Bag, Prepared, cursor
 from api.snapshot import casts
 from statehouse.config import Stream

@@ -7,8 +7,8 @@ from typing import Any
 from flask import Request
 from werkzeug.exceptions import RequestEntityTooLarge
 
+from api.errors import Problem, refused
 from api.exact import dumps, loads
-from api.problems import Problem, refused
 
 
 def raw_of(request: Request, mimetype: str) -> bytes:

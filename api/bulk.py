@@ -6,8 +6,8 @@ from typing import Any
 
 from api import events, keys
 from api.bodies import decoded
+from api.errors import Problem, refused
 from api.exact import dumps
-from api.problems import Problem, refused
 from api.producer import Record
 from api.typed import whole
 from statehouse.config import Store

@@ -20,12 +20,12 @@ from typing import NamedTuple
 from flask import Blueprint, Response, current_app, request
 
 from api import forward
+from api.columns import Key
 from api.declared import Answer, Parameter, declared
+from api.errors import RETRY_AFTER, Problem, refused
 from api.exact import dumps
 from api.gather import Gathered
 from api.lake import Lake
-from api.overlay import Key
-from api.problems import RETRY_AFTER, Problem, refused
 from api.replica import Replica
 from api.schemas import Schema
 from api.shards import Shards

@@ -10,6 +10,7 @@ import bisect
 import datetime as dt
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +24,7 @@ PLAIN_SCALE = 6  # beyond it Arrow may write a decimal with an exponent
 ESCAPED = r'["\\\x00-\x1f]'
 MICROSECOND = 10**20  # what a microsecond is in the packed order key, see statehouse.reducers.ORDER
 Columns = dict[str, pa.Array]
+Key = tuple[Any, ...]
 
 
 def time_of(order: Decimal) -> str:
@@ -195,3 +197,8 @@ def _inside(column: pa.Array) -> tuple[np.ndarray, slice]:
     offsets = column.offsets.to_numpy()
     first, last = (int(offsets[0]), int(offsets[-1])) if len(column) else (0, 0)
     return (offsets if len(column) else np.zeros(1, np.int64)) - first, slice(first, last)
+
+
+def keys_of(columns: Iterable[pa.Array | pa.ChunkedArray]) -> list[Key]:
+    """The keys that some columns hold."""
+    return list(zip(*(column.to_pylist() for column in columns), strict=True))

@@ -16,7 +16,7 @@ import duckdb
 from flask import current_app, has_request_context, request
 
 from api.bridge import GONE
-from api.problems import RETRY_AFTER, Problem
+from api.errors import RETRY_AFTER, Problem
 
 AGAIN = 0.05  # seconds between interruptions: one that comes between two queries is lost
 LOOK = 0.2  # seconds between two looks whether the caller is there

@@ -20,7 +20,7 @@ from urllib.parse import unquote_to_bytes
 
 from flask import current_app, request
 
-from api.problems import Problem
+from api.errors import Problem
 from api.schemas import Schema
 from statehouse.config import Config, Store
 from statehouse.fold import Rule

@@ -16,11 +16,10 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from api import duck
-from api.columns import Columns, count, fitting
+from api.columns import Columns, Key, count, fitting, keys_of
 from api.deadline import Deadline
 from api.duck import ROWS, quoted
 from api.exact import dumps
-from api.overlay import Key, keys_of
 from api.pool import Pool
 from api.snapshot import BYTES, Inside, Row, Snapshot, casts, epoch_of, within
 from api.where import Where

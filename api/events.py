@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from api import keys
+from api.errors import refused
 from api.exact import dumps
-from api.problems import refused
 from api.producer import Record
 from api.typed import conforming
 from statehouse.config import Store

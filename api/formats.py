@@ -18,7 +18,7 @@ from flask import Request, Response
 
 from api.cells import TEXTS
 from api.columns import Columns, ndjson, texts
-from api.problems import Problem
+from api.errors import Problem
 
 JSON, NDJSON, CSV, ARROW = "application/json", "application/x-ndjson", "text/csv", "application/vnd.apache.arrow.stream"
 CUT = "cut off by an error, there is more"

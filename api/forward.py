@@ -20,12 +20,11 @@ from flask import Response, current_app, request
 from urllib3.util import Timeout
 
 from api import keys
-from api.columns import Columns, count, joined
+from api.columns import Columns, Key, count, joined
 from api.deadline import of_request
 from api.declared import ARROW
+from api.errors import TITLES, Problem
 from api.fleet import Fleet
-from api.overlay import Key
-from api.problems import TITLES, Problem
 from api.scans import pages
 from api.shards import Shards, listed, number
 from api.snapshot import Inside, Snapshot

@@ -9,7 +9,7 @@ from collections.abc import Hashable
 
 from flask import Flask, g, request
 
-from api.problems import Problem
+from api.errors import Problem
 from api.rate import Rate
 from api.tokens import Holder, Tokens
 from statehouse.config import Api

@@ -16,9 +16,9 @@ from urllib.parse import quote
 
 import urllib3
 
+from api.errors import Problem
 from api.fleet import Fleet
 from api.forward import FAILURES, assigned, streamed, token
-from api.problems import Problem
 
 HEARTBEAT = 5.0  # seconds; every instance's stream has one
 AGAIN = 0.5  # seconds after which it is looked again who has some shards

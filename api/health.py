@@ -6,8 +6,8 @@ from flask import Blueprint, Response
 
 from api import answers
 from api.declared import JSON, Answer, declared
+from api.errors import RETRY_AFTER, Problem
 from api.exact import answer
-from api.problems import RETRY_AFTER, Problem
 from api.stores import the_replica
 
 health = Blueprint("health", __name__)

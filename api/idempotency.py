@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from api.problems import Problem
+from api.errors import Problem
 
 HEADER = "statehouse-idempotency-key"
 MOST = 10_000  # keys

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
-from api.problems import Problem, refused
+from api.errors import Problem, refused
 from api.typed import canonical
 from statehouse.config import Store
 from statehouse.fold import Rule

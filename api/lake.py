@@ -25,15 +25,14 @@ from sqlglot import exp
 from api import duck
 from api.ahead import after
 from api.cells import rows_of
-from api.columns import fitting
+from api.columns import Key, fitting, keys_of
 from api.deadline import AGAIN, LOOK, Deadline, caller_gone
 from api.delta import Which, parts, pin, unpin
 from api.duck import ROWS, literal, quoted
+from api.errors import Problem
 from api.feed import batches
 from api.fold import GUARD, Fold, spoken
-from api.overlay import Key, keys_of
 from api.prepared import Bag
-from api.problems import Problem
 from api.snapshot import Row, Snapshot, casts, load, of_table
 from statehouse.config import Config, Store, Stream
 from statehouse.fold import Rule, gained, gained_columns

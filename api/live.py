@@ -35,7 +35,8 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Top
 
 from api.ahead import PLACE, Ahead, Offsets, after, keyed
 from api.arrivals import Parser, records
-from api.overlay import NUMBER, Key, Rows
+from api.columns import Key
+from api.overlay import NUMBER, Rows
 from api.prepared import cursor
 from api.snapshot import Pending, Snapshot
 from api.tail import Made, Tail

@@ -12,7 +12,7 @@ from flask.globals import request_ctx
 from werkzeug.exceptions import NotFound
 
 from api import keys
-from api.problems import Problem
+from api.errors import Problem
 
 BELOW = ("history", "reports")
 FREE = {"stores": keys.SEGMENTS - 1, "tasks": 1}  # segments before a key or an id, which is written as it needs to be

@@ -5,19 +5,18 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from sortedcontainers import SortedList
 
-from api.columns import Columns, count, joined, taken
+from api.columns import Columns, Key, count, joined, taken
 
 UNCHANGED, ABSENT = -1, -2  # in place of a row
 SPARE = 10_000  # rows that nobody refers to any more, besides as many as are referred to
 TOGETHER = 4  # parts that are made one
 NUMBER = "_number"
-Key = tuple[Any, ...]
 Part = tuple[int, np.ndarray, Columns]  # the first of its numbers, all of them in order, and the rows
 
 
@@ -170,8 +169,3 @@ class Beneath:
 
     def __getitem__(self, key: Key) -> Spot:
         return self._overlay.under.get(key) or self._overlay.spots[key]
-
-
-def keys_of(columns: Iterable[pa.Array | pa.ChunkedArray]) -> list[Key]:
-    """The keys that some columns hold."""
-    return list(zip(*(column.to_pylist() for column in columns), strict=True))

@@ -12,8 +12,8 @@ from flask import Blueprint, Response, request
 
 from api import answers, forward, keys, schemas
 from api.declared import JSON, Answer, Parameter, declared
+from api.errors import Problem
 from api.exact import answer
-from api.problems import Problem
 from api.snapshot import Snapshot
 from api.stores import (
     FRESH,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka import Producer as Client
 
-from api.problems import Problem
+from api.errors import Problem
 from statehouse.errors import KafkaUnavailable
 from statehouse.kafka import librdkafka
 

@@ -9,8 +9,8 @@ from flask import Blueprint, Response, request
 from api import answers, audit, exact, keys, schemas
 from api.bodies import body_of
 from api.declared import JSON, Answer, Body, Parameter, Place, declared
+from api.errors import Problem, refused
 from api.past import LIMIT, SLOW, limit_asked
-from api.problems import Problem, refused
 from api.schemas import Schema
 from api.stores import the_lake, the_replica
 from api.writes import a_look, writes

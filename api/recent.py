@@ -11,7 +11,8 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from api.overlay import ABSENT, Key, keys_of
+from api.columns import Key, keys_of
+from api.overlay import ABSENT
 from api.snapshot import Snapshot
 from statehouse.fold import Rule
 from statehouse.values import milliseconds

@@ -29,11 +29,11 @@ from deltalake.exceptions import DeltaError
 
 from api import direct, disk, duck
 from api.ahead import Offsets
+from api.columns import Key
 from api.feed import can_follow, feed
 from api.live import FOLLOWING, Live
 from api.log import Log, Mark
 from api.memory import give_back
-from api.overlay import Key
 from api.pool import Pool
 from api.recent import Recent, expired
 from api.shards import Shards

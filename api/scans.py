@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import duckdb
 
-from api.columns import Columns, count
+from api.columns import Columns, Key, count
 from api.deadline import Deadline
-from api.overlay import Key
-from api.problems import Problem
+from api.errors import Problem
 from api.snapshot import Inside, Snapshot
 from api.typed import canonical
 from api.where import Where

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from duckdb.func import ARROW
 
-from api.overlay import Key
+from api.columns import Key
 from statehouse.partitioner import SEED, M, R, murmur2, text, text_of
 
 MANY = 64  # keys from which on it takes less time to do them all at once

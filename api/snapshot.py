@@ -25,12 +25,12 @@ from deltalake import DeltaTable
 
 from api import duck
 from api.cells import cell, value_of, values
-from api.columns import Columns, count, fitting, joined, lines, public, size, taken, time_of
+from api.columns import Columns, Key, count, fitting, joined, keys_of, lines, public, size, taken, time_of
 from api.deadline import Deadline
 from api.delta import pin, unpin
 from api.duck import quoted
 from api.exact import dumps
-from api.overlay import ABSENT, UNCHANGED, Key, Overlay, Rows, Spot, Truth, keys_of
+from api.overlay import ABSENT, UNCHANGED, Overlay, Rows, Spot, Truth
 from api.shards import Shards
 from api.where import Where
 from statehouse.config import Config, Store

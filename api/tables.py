@@ -14,9 +14,9 @@ from flask import Blueprint, Response, current_app
 
 from api import answers, schemas
 from api.declared import JSON, Answer, declared
+from api.errors import Problem
 from api.exact import answer
 from api.past import limit_asked
-from api.problems import Problem
 from api.sql import tables as tables_of
 from api.stores import the_replica
 from statehouse.config import Config

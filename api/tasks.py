@@ -15,8 +15,8 @@ from flask import Blueprint, Response, current_app, request
 from api import answers, audit, bulk, events, exact, keys, schemas
 from api.bodies import body_of
 from api.declared import JSON, Answer, Body, Parameter, Place, declared, place
+from api.errors import Problem, refused
 from api.past import SLOW, limit_asked
-from api.problems import Problem, refused
 from api.producer import Record, Token
 from api.schemas import Schema
 from api.stores import the_lake, the_rule

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from werkzeug.test import TestResponse
 
 from api import bulk, create_app, keys, producer
-from api.problems import Problem
+from api.errors import Problem
 from statehouse.config import Api
 from statehouse.kafka import create_topic
 from tests.test_api_lake import configured, rule

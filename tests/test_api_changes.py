@@ -22,7 +22,7 @@ from flask import Flask
 
 from api import changes, create_app
 from api.changes import Held
-from api.problems import Problem
+from api.errors import Problem
 from api.recent import Recent
 from api.snapshot import Snapshot
 from jobs.ingest import Ingest

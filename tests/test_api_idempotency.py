@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from api import create_app, producer
+from api.errors import Problem
 from api.idempotency import Idempotency
-from api.problems import Problem
 from tests.test_api_bulk import everything, post
 from tests.test_api_reads import problem
 from tests.test_api_writes import made

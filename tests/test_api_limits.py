@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from api import bridge, changes, create_app, deadline, idempotency, lake, producer, server
 from api.app import LOOKS, WAITS
 from api.deadline import Deadline, Turns
+from api.errors import Problem
 from api.lake import WAITING, Lake
-from api.problems import Problem
 from api.rate import Rate
 from tests.test_api_bulk import post
 from tests.test_api_lake import State, eventually

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from api import duck
 from api.columns import lines, size
 from api.deadline import Deadline
+from api.errors import Problem
 from api.exact import dumps
 from api.overlay import ABSENT
-from api.problems import Problem
 from api.snapshot import Snapshot, of_table
 from api.where import Where
 from tests.test_api_lake import configured, rule

@@ -16,8 +16,8 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 from api import bulk, create_app, exact, producer
+from api.errors import Problem
 from api.events import set_to
-from api.problems import Problem
 from api.typed import canonical, conforming
 from statehouse.config import Config
 from tests.test_api_lake import YAML, State, configured

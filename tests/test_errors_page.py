@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from api.problems import TITLES
+from api.errors import TITLES
 from statehouse import errors
 from statehouse.client import errors as client_errors
 

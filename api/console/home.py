@@ -13,7 +13,7 @@ from api.changes import Held
 from api.console import charts, words
 from api.console.screens import HTML, ask, page_of, screen
 from api.declared import Answer, declared
-from api.problems import Problem
+from api.errors import Problem
 from api.replica import Replica
 from statehouse.config import Config, Store
 

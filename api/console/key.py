@@ -16,7 +16,7 @@ from api.console.format import key_of, plain, stamp
 from api.console.screens import ask, asked, screen
 from api.console.store import key_names
 from api.console.votes import Reports, result, votes
-from api.problems import Problem
+from api.errors import Problem
 from api.typed import canonical
 from statehouse.reducers import REDUCERS, parse_reduce
 

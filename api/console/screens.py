@@ -12,8 +12,8 @@ from api import exact
 from api.bridge import GONE
 from api.console import format
 from api.console.kept import Kept
+from api.errors import TITLES, Problem
 from api.gate import COOKIE, WITHIN, csrf_token
-from api.problems import TITLES, Problem
 
 HTML, JSON = "text/html", "application/json"
 PASSED = ("REMOTE_ADDR", "HTTP_AUTHORIZATION", "HTTP_COOKIE", GONE)  # of the request: whoever looks asks

@@ -14,7 +14,7 @@ from api.console import charts, words
 from api.console.format import plain
 from api.console.screens import KEPT, ask, asked, screen
 from api.duck import literal
-from api.problems import Problem
+from api.errors import Problem
 from statehouse.tables import position, table
 
 PAGE = 50
