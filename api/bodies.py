@@ -8,7 +8,7 @@ from flask import Request
 from werkzeug.exceptions import RequestEntityTooLarge
 
 from api.errors import Problem, refused
-from api.exact import dumps, loads
+from api.exact import decoded
 
 
 def raw_of(request: Request, mimetype: str) -> bytes:
@@ -23,18 +23,6 @@ def raw_of(request: Request, mimetype: str) -> bytes:
     if length is not None and len(body) < length:
         raise refused("bad-body", f"{len(body)} bytes", f"{length}, as the header Content-Length says")
     return body
-
-
-def decoded(body: bytes, such_as: str) -> dict[str, Any]:
-    """A JSON object, every digit of its numbers kept."""
-    try:
-        found = loads(body.decode("utf-8"))
-        dumps(found).encode()  # half of a surrogate pair is JSON, but no text
-    except ValueError as error:
-        raise refused("bad-body", f"a body that is not JSON in UTF-8 ({error})", "an object") from None
-    if not isinstance(found, dict):
-        raise refused("bad-body", dumps(found)[:100], f"an object such as {such_as}")
-    return found
 
 
 def body_of(request: Request) -> dict[str, Any]:

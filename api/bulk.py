@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from api import events, keys
-from api.bodies import decoded
 from api.errors import Problem, refused
-from api.exact import dumps
+from api.exact import decoded, dumps
 from api.producer import Record
 from api.typed import whole
 from statehouse.config import Store

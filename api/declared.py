@@ -25,7 +25,6 @@ from api.schemas import Schema
 from statehouse.config import Config, Store
 from statehouse.fold import Rule
 
-JSON, NDJSON, CSV, ARROW = "application/json", "application/x-ndjson", "text/csv", "application/vnd.apache.arrow.stream"
 View = TypeVar("View", bound=Callable[..., Any])
 
 

@@ -13,7 +13,8 @@ from flask import Blueprint, Response, current_app, render_template, request
 
 from api import exact
 from api.console.screens import page_of
-from api.declared import JSON, Answer, declared
+from api.declared import Answer, declared
+from api.media_types import JSON
 from api.openapi import document
 
 docs = Blueprint("docs", __name__)

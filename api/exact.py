@@ -17,6 +17,7 @@ from typing import Any
 
 from flask import Response
 
+from api.errors import refused
 from statehouse.payload import check_depth
 
 
@@ -45,6 +46,18 @@ def loads(text: str) -> Any:
         raise ValueError("nested too deeply") from None
     except ArithmeticError:
         raise ValueError("a number is out of all proportion") from None
+
+
+def decoded(body: bytes, such_as: str) -> dict[str, Any]:
+    """A JSON object, every digit of its numbers kept."""
+    try:
+        found = loads(body.decode("utf-8"))
+        dumps(found).encode()  # half of a surrogate pair is JSON, but no text
+    except ValueError as error:
+        raise refused("bad-body", f"a body that is not JSON in UTF-8 ({error})", "an object") from None
+    if not isinstance(found, dict):
+        raise refused("bad-body", dumps(found)[:100], f"an object such as {such_as}")
+    return found
 
 
 def answer(document: Any, status: int = 200) -> Response:

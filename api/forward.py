@@ -22,9 +22,9 @@ from urllib3.util import Timeout
 from api import keys
 from api.columns import Columns, Key, count, joined
 from api.deadline import of_request
-from api.declared import ARROW
 from api.errors import TITLES, Problem
 from api.fleet import Fleet
+from api.media_types import ARROW
 from api.scans import pages
 from api.shards import Shards, listed, number
 from api.snapshot import Inside, Snapshot

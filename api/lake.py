@@ -8,9 +8,8 @@ turn, and none takes longer than ``api: max_time``, waiting included.
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
@@ -25,23 +24,23 @@ from sqlglot import exp
 from api import duck
 from api.ahead import after
 from api.cells import rows_of
+from api.changelog import CHANGELOG, attached, filled, may_have
 from api.columns import Key, fitting, keys_of
 from api.deadline import AGAIN, LOOK, Deadline, caller_gone
-from api.delta import Which, parts, pin, unpin
+from api.delta import pin, unpin
 from api.duck import ROWS, literal, quoted
 from api.errors import Problem
 from api.feed import batches
 from api.fold import GUARD, Fold, spoken
 from api.prepared import Bag
 from api.snapshot import Row, Snapshot, casts, load, of_table
-from statehouse.config import Config, Store, Stream
-from statehouse.fold import Rule, gained, gained_columns
+from statehouse.config import Config, Store
+from statehouse.fold import Rule
 from statehouse.fold import quoted as spark_quoted
 from statehouse.kinds import Differs
-from statehouse.payload import Field, in_payloads
 from statehouse.requeue import KIND
 from statehouse.tables import LOADED, TASK_COLUMNS, changelog_columns, offsets_at, opened, table, tasks_table
-from statehouse.transpile import duckdb_type, to_duckdb
+from statehouse.transpile import to_duckdb
 from statehouse.values import parse_expression
 
 SCANS = 100  # of one connection: a question of the past leaves 0.05 MiB behind, and a new connection takes 0.1 s
@@ -339,7 +338,7 @@ class Lake:
 
             try:
                 if position is not None:
-                    for relation in attached(db, self.config, stream, position, FILES, partial(_may_have, at)):
+                    for relation in attached(db, self.config, stream, position, FILES, partial(may_have, at)):
                         add(relation, provisional=False)
                 if pending is not None or position is None:
                     rows = Bag(db, PENDING, changelog_columns(stream))
@@ -395,67 +394,6 @@ class Lake:
         db.execute(f"CREATE OR REPLACE TEMP TABLE {WANTED} AS SELECT {columns} FROM _key_asked_for")
         db.unregister("_key_asked_for")
         return key
-
-
-CHANGELOG = "_changelog"
-
-
-def attach(db: duckdb.DuckDBPyConnection, config: Config, stream: Stream, version: int) -> str:
-    """Pin a whole changelog as of a version, until it is unpinned; a relation in Spark's words, with the columns that
-    the stream has gained."""
-    return next(attached(db, config, stream, version, None))
-
-
-def attached(
-    db: duckdb.DuckDBPyConnection,
-    config: Config,
-    stream: Stream,
-    version: int,
-    at_once: int | None,
-    which: Which | None = None,
-) -> Iterator[str]:
-    """The same in parts, each of so many files of it; of those ``which`` are wanted."""
-    for part in parts(db, table(config, "changelog", stream.name), version, CHANGELOG, at_once, which):
-        yield filled(db, part, stream, [row[0] for row in db.execute(f"DESCRIBE SELECT * FROM {part}").fetchall()])
-
-
-def _may_have(values: Mapping[str, Any], files: pa.Table) -> pa.Array:
-    """Of each file of a changelog whether it may have an event of a key, whose columns have these values: not where all are reports,
-    and one of the values is less than the least or more than the greatest there."""
-    made = pa.array([True] * files.num_rows, pa.bool_())  # of no files, too
-    if not {"min._op", "max._op"} <= set(files.column_names):
-        return made
-    reports = pc.and_(pc.equal(files["min._op"], "report"), pc.equal(files["max._op"], "report"))
-    for name, value in values.items():
-        least, most = f"min.{name}", f"max.{name}"
-        if isinstance(value, (str, int)) and {least, most} <= set(files.column_names):
-            outside = pc.or_(pc.greater(files[least], value), pc.less(files[most], value))
-            made = pc.and_(made, pc.invert(pc.fill_null(pc.and_(reports, outside), False)))
-    return made
-
-
-def filled(db: duckdb.DuckDBPyConnection, relation: str, stream: Stream, names: list[str]) -> str:
-    """A relation of changelog rows whose columns are ``names``, with those that the stream has gained; in Spark's words."""
-    new = gained_columns(stream, names)
-    made = gained(stream, names, f"{_taken(db, new)}(_payload)" if new else "")
-    if not made:
-        return relation
-    columns = [spark_quoted(n) for n in names if n not in made] + [f"{e} AS {spark_quoted(n)}" for n, e in made.items()]
-    return f"(SELECT {', '.join(columns)} FROM {relation})"
-
-
-def _taken(db: duckdb.DuckDBPyConnection, fields: Sequence[Field]) -> str:
-    """The function of a database that takes some columns out of payloads; it is made where there is none."""
-    kind = ", ".join(f"{quoted(field.name)} {duckdb_type(field.kind.ddl)}" for field in fields)
-    name = f"_taken_{hashlib.sha256(kind.encode()).hexdigest()[:16]}"
-
-    def taken(texts: pa.ChunkedArray) -> pa.Array:
-        return in_payloads(fields, texts.to_pylist())
-
-    how: dict[str, Any] = {"type": "arrow", "null_handling": "special"}
-    with suppress(duckdb.NotImplementedException):  # it is there
-        db.create_function(name, taken, ["VARCHAR"], duckdb.type(f"STRUCT({kind})"), **how)
-    return name
 
 
 def _gone(detail: str) -> Problem:

@@ -41,7 +41,7 @@ from api.prepared import cursor
 from api.snapshot import Pending, Snapshot
 from api.tail import Made, Tail
 from api.topic import Lookout
-from api.way import WAY
+from api.way import WAY, Turn
 from statehouse.config import Config, Stream
 from statehouse.errors import KafkaUnavailable, TopicRecreated
 from statehouse.fold import Rule
@@ -77,20 +77,6 @@ class Asked(NamedTuple):
     tail: Tail
     keys: Sequence[Key]
     done: threading.Event
-
-
-class Turn:
-    """A lock. Who has had it and wants it again comes after those who wait for it."""
-
-    def __init__(self) -> None:
-        self._door, self._room = threading.Lock(), threading.Lock()
-
-    def __enter__(self) -> None:
-        with self._door:
-            self._room.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._room.release()
 
 
 class Pace:

@@ -14,8 +14,9 @@ from flask import Blueprint, Flask, Response, current_app, request
 from werkzeug.routing import Rule as Route
 
 from api import answers, exact, schemas
-from api.declared import JSON, Answer, Operation, Parameter, Place, declared, of, place
+from api.declared import Answer, Operation, Parameter, Place, declared, of, place
 from api.gate import OPEN
+from api.media_types import JSON
 
 openapi = Blueprint("openapi", __name__)
 PROBLEM = "application/problem+json"

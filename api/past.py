@@ -11,9 +11,10 @@ from deltalake.exceptions import DeltaError
 from flask import Blueprint, Response, request
 
 from api import answers, forward, keys, schemas
-from api.declared import JSON, Answer, Parameter, declared
+from api.declared import Answer, Parameter, declared
 from api.errors import Problem
 from api.exact import answer
+from api.media_types import JSON
 from api.snapshot import Snapshot
 from api.stores import (
     FRESH,

@@ -8,8 +8,9 @@ from flask import Blueprint, Response, request
 
 from api import answers, audit, exact, keys, schemas
 from api.bodies import body_of
-from api.declared import JSON, Answer, Body, Parameter, Place, declared
+from api.declared import Answer, Body, Parameter, Place, declared
 from api.errors import Problem, refused
+from api.media_types import JSON
 from api.past import LIMIT, SLOW, limit_asked
 from api.schemas import Schema
 from api.stores import the_lake, the_replica

@@ -21,9 +21,10 @@ from api import answers, deadline, exact, formats, schemas
 from api.bodies import body_of
 from api.columns import Columns, lines
 from api.deadline import LOOK, Deadline, Turns
-from api.declared import ARROW, CSV, JSON, NDJSON, Answer, Body, Parameter, Place, declared, of
+from api.declared import Answer, Body, Parameter, Place, declared, of
 from api.errors import Problem, refused
 from api.exact import dumps, listed
+from api.media_types import ARROW, CSV, JSON, NDJSON
 from api.schemas import Schema
 from api.sql_process import NO_MEMORY, Failure, Result, Statement, receive, send, shown
 from api.stores import limit_of

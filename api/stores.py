@@ -19,10 +19,11 @@ from api import answers, columns, formats, forward, keys, scans, schemas, where
 from api.after import After
 from api.bodies import body_of
 from api.columns import Columns, count, fitting, joined, size
-from api.declared import ARROW, CSV, JSON, NDJSON, Answer, Body, Parameter, Place, declared
+from api.declared import Answer, Body, Parameter, Place, declared
 from api.errors import Problem, refused
 from api.exact import answer, dumps, listed
 from api.lake import Lake, Past
+from api.media_types import ARROW, CSV, JSON, NDJSON
 from api.replica import Replica
 from api.schemas import Schema
 from api.snapshot import Row, Snapshot

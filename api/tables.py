@@ -13,9 +13,10 @@ from deltalake import DeltaTable
 from flask import Blueprint, Response, current_app
 
 from api import answers, schemas
-from api.declared import JSON, Answer, declared
+from api.declared import Answer, declared
 from api.errors import Problem
 from api.exact import answer
+from api.media_types import JSON
 from api.past import limit_asked
 from api.sql import tables as tables_of
 from api.stores import the_replica

@@ -14,8 +14,9 @@ from flask import Blueprint, Response, current_app, request
 
 from api import answers, audit, bulk, events, exact, keys, schemas
 from api.bodies import body_of
-from api.declared import JSON, Answer, Body, Parameter, Place, declared, place
+from api.declared import Answer, Body, Parameter, Place, declared, place
 from api.errors import Problem, refused
+from api.media_types import JSON
 from api.past import SLOW, limit_asked
 from api.producer import Record, Token
 from api.schemas import Schema

@@ -1,4 +1,4 @@
-"""Who goes first: what works on events that are to be shown, for a moment, and then the event loop.
+"""Who goes first: what works on events that are to be shown, for a moment, and then the event loop. And a lock that is fair.
 
 A worker's event loop takes the interpreter whenever it is let go. What follows the topic and folds is in Arrow or DuckDB again and
 again, and would wait for the interpreter after each: 2 ms of work become 20, and whoever waits for it waits as long. So the loop waits.
@@ -44,6 +44,20 @@ class Way:
 
     def _turned(self) -> None:
         self._waited = False
+
+
+class Turn:
+    """A lock. Who has had it and wants it again comes after those who wait for it."""
+
+    def __init__(self) -> None:
+        self._door, self._room = threading.Lock(), threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._door:
+            self._room.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._room.release()
 
 
 WAY = Way()  # one in a process, as there is one interpreter

@@ -17,10 +17,11 @@ from flask import Blueprint, Response, current_app, g, request
 
 from api import answers, audit, bulk, events, keys, schemas
 from api.bodies import body_of, raw_of
-from api.declared import JSON, NDJSON, Answer, Body, Parameter, Place, declared
+from api.declared import Answer, Body, Parameter, Place, declared
 from api.errors import Problem, refused
 from api.exact import answer
 from api.idempotency import HEADER
+from api.media_types import JSON, NDJSON
 from api.producer import Record, Token
 from api.schemas import Schema
 from api.stores import the_rule

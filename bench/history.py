@@ -17,7 +17,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from api.lake import Lake, _may_have
+from api.changelog import may_have
+from api.lake import Lake
 from api.replica import Replica
 from bench.growth import configured, write
 from jobs.lake import create_stream
@@ -44,7 +45,7 @@ def asked(config: Config, how: str) -> None:
         began = time.monotonic()
         events += len(lake.history(replica.snapshot("total"), [key], None, 1000)[0].rows)
         took.append(time.monotonic() - began)
-        may.append(pc.sum(_may_have({"key": key}, files)).as_py())
+        may.append(pc.sum(may_have({"key": key}, files)).as_py())
     size = pc.sum(files["size_bytes"]).as_py() / 2**20
     median, most = statistics.median(took[1:]), max(took[1:])  # the first one makes the connection
     print(

@@ -20,10 +20,11 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from api import arrivals, create_app
-from api.live import BUSY, QUIET, SHARE, UNASKED_SECONDS, WAIT, Live, Pace, Turn
+from api.live import BUSY, QUIET, SHARE, UNASKED_SECONDS, WAIT, Live, Pace
 from api.prepared import cursor
 from api.replica import Replica
 from api.snapshot import Snapshot
+from api.way import Turn
 from demo.broker import Broker
 from jobs.parse import accepted, parse
 from statehouse.config import Config

@@ -15,8 +15,8 @@ from werkzeug.serving import make_server
 
 from api import arrivals, create_app
 from api.ahead import Ahead
-from api.live import Turn
 from api.replica import Replica
+from api.way import Turn
 from statehouse.config import Config
 from tests.lakes import right, written
 from tests.oracle import history, standing

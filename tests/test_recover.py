@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from api import duck
-from api.lake import attach
+from api.changelog import attach
 from jobs import feed
 from jobs import lake as tables_of
 from jobs import recover as recovery
