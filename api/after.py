@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
-from flask import current_app
-
-from api.deadline import LOOK, caller_gone
+from api.deadline import LOOK
 from api.errors import Problem
 from api.replica import Replica
 from api.snapshot import Snapshot
@@ -15,13 +14,21 @@ from statehouse.config import Store
 
 
 class After:
-    """One request's write, which it waits for until ``seconds`` are over; ``fresh`` makes of a store's state what its answer is of.
+    """One request's write, which it waits for until ``seconds`` are over, or its caller is ``gone``, in one of so many ``places``;
+    ``fresh`` makes of a store's state what its answer is of.
 
     Raises a problem, also of what is no token of the store's topic, as its methods do where they wait for too long.
     """
 
     def __init__(
-        self, replica: Replica, store: Store, token: str, seconds: float, fresh: Callable[[Snapshot], Snapshot]
+        self,
+        replica: Replica,
+        store: Store,
+        token: str,
+        seconds: float,
+        fresh: Callable[[Snapshot], Snapshot],
+        places: threading.Semaphore,
+        gone: Callable[[], bool],
     ) -> None:
         topic, *place = token.rsplit(":", 2)
         expected = replica.config.streams[store.stream].topic
@@ -34,6 +41,7 @@ class After:
             raise Problem(400, "bad-parameter", detail)
         self._replica, self._store, self._token, self._fresh = replica, store.name, token, fresh
         self._place = int(place[0]), int(place[1])
+        self._places, self._gone = places, gone
         self._seconds, self._until = seconds, time.monotonic() + seconds
 
     def wait(self) -> None:
@@ -42,16 +50,14 @@ class After:
             raise Problem(409, "topic-recreated", trouble)
         if self._now():
             return
-        places = current_app.extensions["statehouse"].waits
-        if not places.acquire(blocking=False):
+        if not self._places.acquire(blocking=False):
             raise Problem(503, "busy", "found too many requests that wait with after, expected fewer")
-        gone = caller_gone()
         try:
             while not (seen := self._replica.wait(self._now, min(LOOK, self._until - time.monotonic()))):
-                if time.monotonic() >= self._until or gone():
+                if time.monotonic() >= self._until or self._gone():
                     break
         finally:
-            places.release()
+            self._places.release()
         if not seen:
             detail = f"found no {self._token!r} in {self._store} within {self._seconds} s"
             raise Problem(504, "not-yet", detail, position=self._replica.snapshot(self._store).position)

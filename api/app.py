@@ -11,6 +11,7 @@ from werkzeug.routing import BaseConverter
 from api import audit, compress, console, cors, forward, gate, methods, metrics, problems
 from api.changes import STREAMS, follows
 from api.console.home import page
+from api.context import caller_gone
 from api.deadline import Turns
 from api.docs import docs
 from api.fast import Fast
@@ -80,7 +81,7 @@ def create_app(config: Config) -> Flask:
     app.url_map.merge_slashes = False  # "a//b" is a key
     replica = Replica(config)
     fleet = Fleet(config.api, replica.held, replica.hold) if config.api.shards else None
-    app.extensions["statehouse"] = api = Api(config, replica, Producer(config.kafka), Lake(config), fleet)
+    app.extensions["statehouse"] = api = Api(config, replica, Producer(config.kafka), Lake(config, caller_gone), fleet)
     problems.install(app)
     # In this order on the way in; on the way out the other way round.
     counted = metrics.install(app, api.replica)

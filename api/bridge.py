@@ -17,16 +17,14 @@ from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext,
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-# An extension of ASGI: "now" says, to any thread, whether the caller is gone, and is in WSGI's environment too; "ready" is to be
-# awaited, until the caller has taken most of what was sent.
-GONE = "statehouse.gone"
-OF_SHARDS = "HTTP_STATEHOUSE_SHARDS"  # has a request from another instance of a fleet
+from api.context import GONE
+from api.fast import OF_SHARDS, Wsgi
+
 PIECES = 8  # that are made at once, of answers to callers; and as many of those to other instances
 EVENTS = b"text/event-stream"
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Any], Awaitable[None]]
-Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 log = logging.getLogger("statehouse.api")
 
 
@@ -150,7 +148,7 @@ class Answer:
 
 
 def environ(scope: Any) -> dict[str, Any]:
-    """A request as WSGI has it, without the body. ``REQUEST_URI`` is the path as it was sent, for :mod:`api.keys`."""
+    """A request as WSGI has it, without the body. ``REQUEST_URI`` is the path as it was sent, for :mod:`api.paths`."""
     raw, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
     host, port = scope["server"] or ("localhost", 80)
     made = {

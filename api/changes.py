@@ -21,6 +21,7 @@ from flask import Blueprint, Response, current_app, request
 
 from api import forward
 from api.columns import Key
+from api.context import the_lake, the_replica, the_snapshot
 from api.declared import Answer, Parameter, declared
 from api.errors import RETRY_AFTER, Problem, refused
 from api.exact import dumps
@@ -30,7 +31,6 @@ from api.replica import Replica
 from api.schemas import Schema
 from api.shards import Shards
 from api.snapshot import Snapshot
-from api.stores import the_lake, the_replica, the_snapshot
 from statehouse.tables import opened, table
 
 STREAMS = 64  # of a process: each holds a thread

@@ -13,9 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import duckdb
-from flask import current_app, has_request_context, request
 
-from api.bridge import GONE
 from api.errors import RETRY_AFTER, Problem
 
 AGAIN = 0.05  # seconds between interruptions: one that comes between two queries is lost
@@ -129,15 +127,3 @@ class Watch:
 
 
 WATCH = Watch()
-
-
-def caller_gone() -> Callable[[], bool]:
-    """What tells, to any thread, whether the caller of the request at hand is gone, where the server knows."""
-    gone: Callable[[], bool] | None = request.environ.get(GONE) if has_request_context() else None
-    return gone or (lambda: False)
-
-
-def of_request() -> Deadline:
-    """The deadline of the request at hand."""
-    api = current_app.extensions["statehouse"]
-    return Deadline(api.config.api.max_time / 1000, caller_gone(), api.turns)

@@ -10,12 +10,10 @@ import base64
 import datetime as dt
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from decimal import Decimal
 from json.encoder import encode_basestring as quote  # json.dumps would make an encoder for each text
 from typing import Any
-
-from flask import Response
 
 from api.errors import refused
 from statehouse.payload import check_depth
@@ -58,17 +56,6 @@ def decoded(body: bytes, such_as: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise refused("bad-body", dumps(found)[:100], f"an object such as {such_as}")
     return found
-
-
-def answer(document: Any, status: int = 200) -> Response:
-    """A document as Flask's response."""
-    return Response(dumps(document) + "\n", status, content_type="application/json")
-
-
-def listed(rows: Sequence[str] | bytes, besides: dict[str, Any]) -> Response:
-    """A document whose ``rows`` are JSON text already: each by itself, or all with the commas between them."""
-    text = rows if isinstance(rows, bytes) else ",".join(rows).encode()
-    return Response(b'{"rows":[%b],%b\n' % (text, dumps(besides)[1:].encode()), content_type="application/json")
 
 
 def time(moment: dt.datetime) -> str:

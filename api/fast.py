@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from api import keys
-from api.bridge import OF_SHARDS, Wsgi
+from api import paths
 from api.compress import LEAST
 from api.gate import Gate
 from api.metrics import Reads
@@ -27,6 +26,8 @@ from api.way import WAY
 PAGE = "text/html"  # who accepts it may want a screen
 OTHERS = ("HTTP_IF_NONE_MATCH", "HTTP_ORIGIN", "HTTP_TRANSFER_ENCODING")
 ROUTES = ("/history", "/reports")  # of Flask's; what they are about is for it to say
+OF_SHARDS = "HTTP_STATEHOUSE_SHARDS"  # has a request from another instance of a fleet
+Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 class Fast:
@@ -43,7 +44,7 @@ class Fast:
             environ["REQUEST_METHOD"] == "GET" and not environ.get("QUERY_STRING") and environ.keys().isdisjoint(OTHERS)
         )
         if plain and PAGE not in environ.get("HTTP_ACCEPT", ""):
-            path, authorization = keys.raw_path(environ), environ.get("HTTP_AUTHORIZATION", "")
+            path, authorization = paths.raw_path(environ), environ.get("HTTP_AUTHORIZATION", "")
             packed = "HTTP_ACCEPT_ENCODING" in environ
             if path is not None and listed(environ.get(OF_SHARDS, "0")) is not None:
                 found = self.answer(path, authorization, environ.get("REMOTE_ADDR"), packed, waits=True)
@@ -79,11 +80,11 @@ class Fast:
     def _found(
         self, path: str, authorization: str, address: str | None, packed: bool, waits: bool
     ) -> tuple[bytes, str] | None:
-        pieces = path.split("/", keys.SEGMENTS)
-        if len(pieces) <= keys.SEGMENTS or pieces[0] or pieces[1] != "stores" or pieces[3] != "keys" or self._crosses:
+        pieces = path.split("/", paths.SEGMENTS)
+        if len(pieces) <= paths.SEGMENTS or pieces[0] or pieces[1] != "stores" or pieces[3] != "keys" or self._crosses:
             return None
         store = self._replica.config.stores.get(pieces[2])
-        if store is None or keys.decoded(path).endswith(ROUTES) or len(path) > self._gate.limits.max_key:
+        if store is None or paths.decoded(path).endswith(ROUTES) or len(path) > self._gate.limits.max_key:
             return None
         caller = self._gate.reader(authorization, address)
         if caller is None:
@@ -91,7 +92,7 @@ class Fast:
         snapshot = self._replica.snapshot(store.name)
         if snapshot.rule is None:
             return None
-        parts = keys.of_path(pieces[keys.SEGMENTS], snapshot.rule.store, snapshot.rule)
+        parts = paths.of_path(pieces[paths.SEGMENTS], snapshot.rule.store, snapshot.rule)
         position = snapshot.position  # before the row: it may be newer than it says, never older
         if waits:
             row, offsets = snapshot.get(parts), snapshot.offsets(parts)

@@ -21,7 +21,7 @@ from urllib3.util import Timeout
 
 from api import keys
 from api.columns import Columns, Key, count, joined
-from api.deadline import of_request
+from api.context import the_deadline
 from api.errors import TITLES, Problem
 from api.fleet import Fleet
 from api.media_types import ARROW
@@ -199,7 +199,7 @@ class Scan:
         at_once: bool,
     ) -> None:
         self._snapshot, self._limit = snapshot, limit
-        deadline = of_request()
+        deadline = the_deadline()
         self.place, self.position = snapshot.place, snapshot.position  # before the rows: they may be newer, never older
         self._others_offsets: dict[str, int] = {}
         self._sources = [pages(snapshot, bounds, after, limit, where, at_once, deadline)]

@@ -5,11 +5,10 @@ from __future__ import annotations
 from flask import Blueprint, Response
 
 from api import answers
+from api.context import answer, the_replica
 from api.declared import Answer, declared
 from api.errors import RETRY_AFTER, Problem
-from api.exact import answer
 from api.media_types import JSON
-from api.stores import the_replica
 
 health = Blueprint("health", __name__)
 OK = Answer("it is so", {JSON: answers.record({"status": {"const": "ok"}})})

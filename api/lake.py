@@ -26,7 +26,7 @@ from api.ahead import after
 from api.cells import rows_of
 from api.changelog import CHANGELOG, attached, filled, may_have
 from api.columns import Key, fitting, keys_of
-from api.deadline import AGAIN, LOOK, Deadline, caller_gone
+from api.deadline import AGAIN, LOOK, Deadline
 from api.delta import pin, unpin
 from api.duck import ROWS, literal, quoted
 from api.errors import Problem
@@ -50,6 +50,7 @@ CHANGES = ("added", "gone", "changed")  # what a key can have done between two v
 WAITING = 32  # requests that wait for their turn
 T = TypeVar("T")
 Question = Callable[[duckdb.DuckDBPyConnection], T]
+Gone = Callable[[], Callable[[], bool]]  # gives, to who asks, what tells any thread whether its caller is gone
 # An answer, the position of the changelog that it reflects, and up to which offsets what is provisional in it is ahead of that.
 Past = tuple[T, int | None, Mapping[str, int]]
 # The key that is asked for, its events, and rows of the changelog that are pending.
@@ -62,8 +63,8 @@ class Lane:
     One thread, as each that ever ran a query keeps some of the memory that it took: dozens of them 60 MiB more.
     """
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
+    def __init__(self, config: Config, gone: Gone) -> None:
+        self._config, self._gone = config, gone
         self._places = threading.BoundedSemaphore(1 + WAITING)
         self._thread = ThreadPoolExecutor(1, "lake")
         self._connection: duckdb.DuckDBPyConnection | None = None
@@ -76,7 +77,7 @@ class Lane:
             raise Problem(503, "busy", detail)
         try:
             asked = self._thread.submit(self._answer, question)
-            deadline = Deadline(self._config.api.max_time / 1000, caller_gone())
+            deadline = Deadline(self._config.api.max_time / 1000, self._gone())
             while not wait([asked], min(LOOK, deadline.left)).done and deadline.left:
                 pass
             late = not asked.done()
@@ -123,10 +124,10 @@ class Lake:
     """The tables of a configuration, read directly. Raises what DuckDB raises where a version is gone, and a problem (503)
     where a read takes too long or too many wait."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, gone: Gone = lambda: lambda: False) -> None:
         self.config = config
         # What looks through all of a changelog does not keep others waiting.
-        self._changelogs, self._tables = Lane(config), Lane(config)
+        self._changelogs, self._tables = Lane(config, gone), Lane(config, gone)
 
     def history(self, snapshot: Snapshot, key: Sequence[str], before: int | None, limit: int) -> Past[Page]:
         """The events of a key, newest first, before an order key where one is given: what the store makes of each, also of those that are

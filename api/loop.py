@@ -23,8 +23,9 @@ import uvicorn
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from api.bridge import GONE, Bridge, Wsgi
-from api.fast import Fast
+from api.bridge import Bridge
+from api.context import GONE
+from api.fast import Fast, Wsgi
 from api.room import Room
 from api.shards import listed
 

@@ -11,11 +11,11 @@ from flask import Flask, Response, current_app, request
 from flask.globals import request_ctx
 from werkzeug.exceptions import NotFound
 
-from api import keys
+from api import paths
 from api.errors import Problem
 
 BELOW = ("history", "reports")
-FREE = {"stores": keys.SEGMENTS - 1, "tasks": 1}  # segments before a key or an id, which is written as it needs to be
+FREE = {"stores": paths.SEGMENTS - 1, "tasks": 1}  # segments before a key or an id, which is written as it needs to be
 READ = ("GET", "HEAD", "OPTIONS")
 
 
@@ -24,7 +24,7 @@ def install(app: Flask) -> None:
 
     @app.before_request
     def miss() -> None:
-        raw = keys.raw_path(request.environ)
+        raw = paths.raw_path(request.environ)
         if raw is not None and raw != "/" and not _plain(raw):
             raise NotFound(f"found {raw[:100]!r}, expected a path without '//' and '%' before the key")
 
@@ -60,13 +60,13 @@ def _allowed() -> list[str]:
 
 def _key() -> str | None:
     """The key that the path names, as it is there."""
-    segments = request.path.split("/", keys.SEGMENTS)
-    found = len(segments) > keys.SEGMENTS and segments[1] == "stores" and segments[3] == "keys"
-    return segments[keys.SEGMENTS] if found else None
+    segments = request.path.split("/", paths.SEGMENTS)
+    found = len(segments) > paths.SEGMENTS and segments[1] == "stores" and segments[3] == "keys"
+    return segments[paths.SEGMENTS] if found else None
 
 
 def _below() -> str | None:
     """What is asked for of a key, where it is not the key that ends so."""
     key = _key() or ""
     found = next((name for name in BELOW if key.endswith(f"/{name}")), None)
-    return found if found and keys.without(request.environ, found) is not None else None
+    return found if found and paths.without(request.environ, found) is not None else None

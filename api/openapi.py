@@ -13,7 +13,8 @@ from typing import Any
 from flask import Blueprint, Flask, Response, current_app, request
 from werkzeug.routing import Rule as Route
 
-from api import answers, exact, schemas
+from api import answers, schemas
+from api.context import answer
 from api.declared import Answer, Operation, Parameter, Place, declared, of, place
 from api.gate import OPEN
 from api.media_types import JSON
@@ -36,7 +37,7 @@ ABOUT = {  # problems that many routes have
 @declared(answers={200: Answer("this document", {JSON: {"type": "object"}})})
 def openapi_json() -> Response:
     """This document: OpenAPI 3.1, with the stores of the configuration and their types."""
-    return exact.answer(document(current_app, request.script_root))
+    return answer(document(current_app, request.script_root))
 
 
 def document(app: Flask, base: str = "") -> dict[str, Any]:
@@ -120,7 +121,7 @@ def _parts(where: Place) -> Iterator[dict[str, Any]]:
 
 
 def _texts(where: Place) -> int:
-    """How many parts of the key are text: where more than one is, none can have a '/' in a path, see api.keys."""
+    """How many parts of the key are text: where more than one is, none can have a '/' in a path, see api.paths."""
     assert where.store is not None
     return len(where.store.keys) if where.kinds is None else [k.upper() for k in where.kinds].count("STRING")
 

@@ -10,24 +10,13 @@ import duckdb
 from deltalake.exceptions import DeltaError
 from flask import Blueprint, Response, request
 
-from api import answers, forward, keys, schemas
+from api import answers, forward, keys, paths, schemas
+from api.context import answer, limit_of, the_lake, the_replica, the_snapshot
 from api.declared import Answer, Parameter, declared
 from api.errors import Problem
-from api.exact import answer
 from api.media_types import JSON
 from api.snapshot import Snapshot
-from api.stores import (
-    FRESH,
-    UNREAD,
-    VERSION,
-    freshness,
-    get_key,
-    limit_of,
-    provisional,
-    the_lake,
-    the_replica,
-    the_snapshot,
-)
+from api.stores import FRESH, UNREAD, VERSION, freshness, get_key, provisional
 from statehouse.config import Store
 from statehouse.tables import opened, table
 
@@ -48,7 +37,7 @@ def below_a_key(suffix: str) -> Callable[[Callable[..., Response]], Callable[...
     def wrap(view: Callable[..., Response]) -> Callable[..., Response]:
         @functools.wraps(view)
         def chosen(store: str, key: str) -> Response:
-            if keys.without(request.environ, suffix) is None:
+            if paths.without(request.environ, suffix) is None:
                 return get_key(store=store, key=f"{key}/{suffix}")
             return view(store=store, key=key)
 
@@ -156,6 +145,6 @@ def limit_asked() -> int:
 def _named(store: str, suffix: str) -> tuple[Store, Snapshot, list[str]]:
     """The store, its state of the freshness that is asked for, and the key of a path that ends in a suffix."""
     defined, snapshot = the_snapshot(store)
-    environ = keys.without(request.environ, suffix)
+    environ = paths.without(request.environ, suffix)
     assert environ is not None
-    return defined, freshness(request.args)(snapshot), keys.of_request(environ, defined, snapshot.rule)
+    return defined, freshness(request.args)(snapshot), paths.of_request(environ, defined, snapshot.rule)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from flask import Blueprint, Response, current_app
 
 from api import answers
+from api.context import answer
 from api.declared import Answer, declared
-from api.exact import answer
 from api.media_types import JSON
 
 processors = Blueprint("processors", __name__)

@@ -7,13 +7,12 @@ import re
 from flask import Blueprint, Response, request
 
 from api import answers, audit, exact, keys, schemas
-from api.bodies import body_of
+from api.context import answer, body_of, the_lake, the_replica
 from api.declared import Answer, Body, Parameter, Place, declared
 from api.errors import Problem, refused
 from api.media_types import JSON
 from api.past import LIMIT, SLOW, limit_asked
 from api.schemas import Schema
-from api.stores import the_lake, the_replica
 from api.writes import a_look, writes
 from statehouse.config import Stream
 from statehouse.requeue import MOST, requeue
@@ -47,7 +46,7 @@ def quarantine(stream: str) -> Response:
         place = int(partition), int(offset)
     rows, more = the_lake().quarantine(stream, place, request.args.get("reason"), limit)
     following = keys.cursor([str(rows[-1][name]) for name in ("partition", "offset")]) if more else None
-    return exact.answer({"rows": rows, "cursor": following})
+    return answer({"rows": rows, "cursor": following})
 
 
 def _wanted(_place: Place) -> Schema:
@@ -85,7 +84,7 @@ def post_requeue(stream: str) -> Response:
         done = requeue(the_replica().config, known, reason, places)
     tokens = [f"{known.topic}:{partition}:{offset}" for partition, offset in sorted(done.ends.items())]
     audit.note(keys=done.sent, tokens=tokens)
-    return exact.answer({"sent": done.sent, "before": done.before, "more": done.more, "tokens": tokens}, 202)
+    return answer({"sent": done.sent, "before": done.before, "more": done.more, "tokens": tokens}, 202)
 
 
 def _named(stream: str) -> Stream:

@@ -17,17 +17,16 @@ from typing import Any
 import pyarrow as pa
 from flask import Blueprint, Response, current_app, request
 
-from api import answers, deadline, exact, formats, schemas
-from api.bodies import body_of
+from api import answers, formats, schemas
 from api.columns import Columns, lines
+from api.context import answer, body_of, limit_of, listed, the_deadline
 from api.deadline import LOOK, Deadline, Turns
 from api.declared import Answer, Body, Parameter, Place, declared, of
 from api.errors import Problem, refused
-from api.exact import dumps, listed
+from api.exact import dumps
 from api.media_types import ARROW, CSV, JSON, NDJSON
 from api.schemas import Schema
 from api.sql_process import NO_MEMORY, Failure, Result, Statement, receive, send, shown
-from api.stores import limit_of
 from api.typed import whole
 from statehouse.config import Config
 from statehouse.tables import opened, table, tasks_table
@@ -216,7 +215,7 @@ def _columns(config: Config) -> Response:
     ]
     columns = [{"name": name, "type": "string"} for name in ("table", "column", "type")]
     versions = {name: delta.version() for name, delta in there}
-    return exact.answer({"rows": rows, "columns": columns, "more": False, "versions": versions})
+    return answer({"rows": rows, "columns": columns, "more": False, "versions": versions})
 
 
 def _answered(text: str, limit: int) -> Response:
@@ -227,7 +226,7 @@ def _answered(text: str, limit: int) -> Response:
     named = kind in (None, NDJSON)
     asked = Statement(text, tables(config), MOST_STREAMED if kind else limit, config.api.max_answer, named)
     process: SqlProcess = current_app.extensions["statehouse"].sql
-    answer = process.ask(asked, deadline.of_request())
+    answer = process.ask(asked, the_deadline())
     if isinstance(answer, Failure):
         raise Problem(400, "bad-sql", answer.reason.replace(config.root, "…"))
     rows = _shown(pa.ipc.open_stream(answer.rows).read_all())

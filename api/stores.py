@@ -15,21 +15,19 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from flask import Blueprint, Response, current_app, request
 
-from api import answers, columns, formats, forward, keys, scans, schemas, where
+from api import answers, columns, formats, forward, keys, paths, scans, schemas, where
 from api.after import After
-from api.bodies import body_of
 from api.columns import Columns, count, fitting, joined, size
+from api.context import answer, body_of, caller_gone, limit_of, listed, the_lake, the_replica, the_snapshot, the_store
 from api.declared import Answer, Body, Parameter, Place, declared
 from api.errors import Problem, refused
-from api.exact import answer, dumps, listed
-from api.lake import Lake, Past
+from api.exact import dumps
+from api.lake import Past
 from api.media_types import ARROW, CSV, JSON, NDJSON
-from api.replica import Replica
 from api.schemas import Schema
 from api.snapshot import Row, Snapshot
 from api.typed import canonical, whole
-from statehouse.config import Api, Config, Store
-from statehouse.fold import Rule
+from statehouse.config import Api, Store
 from statehouse.tables import opened, table
 
 DEFAULT_LIMIT = 1000
@@ -106,44 +104,6 @@ UNREAD = "the state cannot be read just now, or no instance has a part of it"
 TAG = Parameter("If-None-Match", "the ETag of an answer: 304 if it still holds", schemas.TEXT)
 
 
-def the_store(config: Config, name: str) -> Store:
-    """The store of that name, or a problem that lists those there are."""
-    if name not in config.stores:
-        known = list(config.stores)
-        expected = f"one of {', '.join(known)}" if known else "none: the configuration has no stores"
-        detail = f"found {name[:100]!r}, expected {expected}"
-        raise Problem(404, "unknown-store", detail, stores=known)
-    return config.stores[name]
-
-
-def the_snapshot(name: str) -> tuple[Store, Snapshot]:
-    """What is known of a store: by the rule that its state is folded by, where there is one, and its state; or a problem, also where
-    there is a state that could not be read so far."""
-    replica = the_replica()
-    defined, trouble = the_store(replica.config, name), replica.unread(name)
-    snapshot = replica.snapshot(name)  # after the trouble, or it might have been read in between
-    if snapshot.rule is None and trouble:
-        raise Problem(503, "not-ready", trouble)
-    return (snapshot.rule.store if snapshot.rule else defined), snapshot
-
-
-def the_rule(name: str) -> tuple[Store, Rule | None]:
-    """The same without the state, for who writes: that goes on whether it can be read or not."""
-    replica = the_replica()
-    defined, rule = the_store(replica.config, name), replica.snapshot(name).rule
-    return (rule.store if rule else defined), rule
-
-
-def the_replica() -> Replica:
-    """The replica of the app that serves this request."""
-    return current_app.extensions["statehouse"].replica
-
-
-def the_lake() -> Lake:
-    """The direct reads of the app that serves this request."""
-    return current_app.extensions["statehouse"].lake
-
-
 @reads.get("/stores")
 @declared(
     answers={
@@ -198,13 +158,16 @@ def get_key(store: str, key: str) -> Response:
         return elsewhere
     # A version of the table has nothing of what is only ahead of the changelog.
     seen = Snapshot.truth if "version" in asked else fresh
-    written = After(replica, defined, asked["after"], seconds, seen) if "after" in asked else None
+    written = None
+    if "after" in asked:
+        waits = current_app.extensions["statehouse"].waits
+        written = After(replica, defined, asked["after"], seconds, seen, waits, caller_gone())
     while True:
         if written:
             written.wait()
         known, snapshot = the_snapshot(store)
         snapshot = fresh(snapshot)
-        parts = keys.of_request(request.environ, known, snapshot.rule)
+        parts = paths.of_request(request.environ, known, snapshot.rule)
         position = snapshot.position  # before the row: it may be newer than it says, never older
         offsets: Mapping[str, int] | None = None
         if past:
@@ -232,7 +195,7 @@ def _elsewhere(store: str) -> Response | None:
     if forward.the_fleet() is None:
         return None
     known, snapshot = the_snapshot(store)
-    return forward.one(snapshot, keys.of_request(request.environ, known, snapshot.rule))
+    return forward.one(snapshot, paths.of_request(request.environ, known, snapshot.rule))
 
 
 def _by_table(store: Store, snapshot: Snapshot, parts: list[str]) -> tuple[Row | None, int | None]:
@@ -416,14 +379,3 @@ def _in_room(pages: Iterator[Columns], room: int) -> tuple[Columns, bool]:
         if fit < count(rows) or room <= 0:
             return joined(found), False
     return joined(found or [{}]), True
-
-
-def limit_of(asked: dict[str, str], default: int, most: int) -> int:
-    """The parameter ``limit``, 1 to ``most``, or a problem."""
-    text = asked.get("limit")
-    if text is None:
-        return default
-    digits = max(8, len(str(most)))
-    if not (text.isascii() and text.isdecimal() and len(text) <= digits and 1 <= int(text) <= most):
-        raise Problem(400, "bad-parameter", f"limit: found {text[:100]!r}, expected 1 to {most}")
-    return int(text)

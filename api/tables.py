@@ -13,13 +13,12 @@ from deltalake import DeltaTable
 from flask import Blueprint, Response, current_app
 
 from api import answers, schemas
+from api.context import answer, the_replica
 from api.declared import Answer, declared
 from api.errors import Problem
-from api.exact import answer
 from api.media_types import JSON
 from api.past import limit_asked
 from api.sql import tables as tables_of
-from api.stores import the_replica
 from statehouse.config import Config
 from statehouse.tables import byte_count, opened, row_count
 

@@ -13,14 +13,13 @@ from typing import Any
 from flask import Blueprint, Response, current_app, request
 
 from api import answers, audit, bulk, events, exact, keys, schemas
-from api.bodies import body_of
+from api.context import answer, body_of, the_lake, the_rule
 from api.declared import Answer, Body, Parameter, Place, declared, place
 from api.errors import Problem, refused
 from api.media_types import JSON
 from api.past import SLOW, limit_asked
 from api.producer import Record, Token
 from api.schemas import Schema
-from api.stores import the_lake, the_rule
 from api.typed import conforming
 from api.writes import IDEMPOTENCY, UNSENT, a_look, key_of, set_of, writes, written
 from statehouse import kafka, topics
@@ -109,7 +108,7 @@ def list_tasks() -> Response:
     if more:
         since = rows[-1]["due"] - dt.datetime(1970, 1, 1)
         following = keys.cursor([str(since // dt.timedelta(microseconds=1)), rows[-1]["id"]])
-    return exact.answer({"rows": rows, "cursor": following})
+    return answer({"rows": rows, "cursor": following})
 
 
 @writes.post("/tasks")
@@ -157,7 +156,7 @@ def post_task() -> Response:
 
     document = written(stream.topic, [Record(key, exact.dumps(said), headers)], answered, asked=body)
     audit.note(token=document["id"])
-    return exact.answer(document, 202)
+    return answer(document, 202)
 
 
 @writes.delete("/tasks/<key:id>")
@@ -185,7 +184,7 @@ def delete_task(id: str) -> Response:
     audit.note(key=id[:100])
     record = Record(key, exact.dumps({"id": id}), ((OP_HEADER, "cancel"),))
     document = written(topic, [record], lambda _: {"id": id}, partition)
-    return exact.answer(document, 202)
+    return answer(document, 202)
 
 
 def _asked_at(config: Config, topic: str, partition: int, offset: int) -> bool:

@@ -15,16 +15,14 @@ from typing import Any
 
 from flask import Blueprint, Response, current_app, g, request
 
-from api import answers, audit, bulk, events, keys, schemas
-from api.bodies import body_of, raw_of
+from api import answers, audit, bulk, events, paths, schemas
+from api.context import answer, body_of, raw_of, the_rule
 from api.declared import Answer, Body, Parameter, Place, declared
 from api.errors import Problem, refused
-from api.exact import answer
 from api.idempotency import HEADER
 from api.media_types import JSON, NDJSON
 from api.producer import Record, Token
 from api.schemas import Schema
-from api.stores import the_rule
 from statehouse.config import Store
 
 writes = Blueprint("writes", __name__)
@@ -90,7 +88,7 @@ def put_key(store: str, key: str) -> Response:
     if defined.windows:
         detail = f"found a PUT, expected GET or DELETE: {store} has windows, and a set names none"
         raise Problem(405, "windowed-store", detail, allowed=["GET", "HEAD", "DELETE"])
-    parts = keys.of_request(request.environ, defined, rule)
+    parts = paths.of_request(request.environ, defined, rule)
     return _one(defined, events.set_to(parts, body_of(request), defined, rule))
 
 
@@ -99,7 +97,7 @@ def put_key(store: str, key: str) -> Response:
 def delete_key(store: str, key: str) -> Response:
     """Purge a key: 202 and the event's token once Kafka has acknowledged it."""
     defined, rule = the_rule(store)
-    return _one(defined, events.purge(keys.of_request(request.environ, defined, rule), defined))
+    return _one(defined, events.purge(paths.of_request(request.environ, defined, rule), defined))
 
 
 @writes.post("/stores/<store>/keys")

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from api import bridge, changes, create_app, deadline, idempotency, lake, producer, server
 from api.app import LOOKS, WAITS
+from api.context import GONE
 from api.deadline import Deadline, Turns
 from api.errors import Problem
 from api.lake import WAITING, Lake
@@ -307,7 +308,7 @@ def test_a_turn_is_not_waited_for_when_the_caller_has_left() -> None:
 
 def test_the_lake_and_a_write_are_not_waited_for_when_the_caller_has_left(serving) -> None:
     app, gone = serving(max_time=60_000), threading.Event()
-    given = {"environ_overrides": {bridge.GONE: gone.is_set}}
+    given = {"environ_overrides": {GONE: gone.is_set}}
     DeltaTable.create(f"{app.extensions['statehouse'].lake.config.root}/quarantine/sales", REFUSED)
     with reading(app.extensions["statehouse"].lake), ThreadPoolExecutor(2) as threads:
         waits = [

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from api import bridge, loop
+from api import loop
+from api.context import GONE
 from api.loop import ROOM, Connection, Limits, Said, in_ascii, parts, said, settings
 from api.room import Room
 from tests.test_api_lake import eventually
@@ -501,7 +502,7 @@ def test_who_works_is_told_that_the_caller_has_left(serving: Serving) -> None:
 
     def works(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         until = time.monotonic() + 60
-        while time.monotonic() < until and not environ[bridge.GONE]():
+        while time.monotonic() < until and not environ[GONE]():
             time.sleep(0.02)
         if time.monotonic() < until:
             seen.set()

@@ -9,9 +9,9 @@ from urllib.parse import urlencode
 from flask import Blueprint, Flask, Response, abort, current_app, render_template, request
 
 from api import exact
-from api.bridge import GONE
 from api.console import format
 from api.console.kept import Kept
+from api.context import GONE
 from api.errors import TITLES, Problem
 from api.gate import COOKIE, WITHIN, csrf_token
 
