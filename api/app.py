@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from flask import Flask
 from werkzeug.routing import BaseConverter
 
-from api import audit, compress, console, cors, forward, gate, methods, metrics, problems
+from api import audit, compress, console, cors, gate, methods, metrics, problems
 from api.changes import STREAMS, follows
 from api.console.home import page
-from api.context import caller_gone
+from api.context import caller_gone, check_shards
 from api.deadline import Turns
 from api.docs import docs
 from api.fast import Fast
@@ -91,7 +91,7 @@ def create_app(config: Config) -> Flask:
     api.gate = passing = gate.install(app, config.api)
     api.logs = Logs(config)
     methods.install(app)
-    app.before_request(forward.check)
+    app.before_request(check_shards)
     for blueprint in (
         health,
         page,

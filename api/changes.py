@@ -21,7 +21,7 @@ from flask import Blueprint, Response, current_app, request
 
 from api import forward
 from api.columns import Key
-from api.context import the_lake, the_replica, the_snapshot
+from api.context import fleet_request, the_fleet, the_lake, the_replica, the_snapshot
 from api.declared import Answer, Parameter, declared
 from api.errors import RETRY_AFTER, Problem, refused
 from api.exact import dumps
@@ -97,8 +97,9 @@ def follow(store: str) -> Response:
 
 def _events(replica: Replica, store: str, place: Place | None, seconds: float) -> Iterator[bytes]:
     """What is here; where a caller asks one of a fleet, what is anywhere in it."""
-    lake, snapshot, fleet = the_lake(), replica.snapshot(store), forward.the_fleet()
-    wanted = forward.only(snapshot)
+    lake, snapshot, fleet = the_lake(), replica.snapshot(store), the_fleet()
+    asking = fleet_request()
+    wanted = forward.only(asking, snapshot)
     if fleet is None or snapshot.shards is None:
         return Changes(replica, lake, store, place).events(seconds)
     if wanted is not None:
@@ -108,7 +109,7 @@ def _events(replica: Replica, store: str, place: Place | None, seconds: float) -
         return Changes(replica, lake, store, place, Shards(fleet.count, frozenset(shards))).events(seconds)
 
     said = None if place is None else "-".join(str(part) for part in place if part is not None)
-    return Gathered(store, sorted(snapshot.shards.numbers), begin, said, fleet).events(seconds)
+    return Gathered(store, sorted(snapshot.shards.numbers), begin, said, fleet, asking.token).events(seconds)
 
 
 class Held:

@@ -8,11 +8,15 @@ from typing import Any
 from flask import Request, Response, current_app, has_request_context, request
 from werkzeug.exceptions import RequestEntityTooLarge
 
+from api import forward as routing
+from api.client import SHARDS, WITH, FleetRequest
 from api.deadline import Deadline
 from api.errors import Problem, refused
 from api.exact import decoded, dumps
+from api.fleet import Fleet
 from api.lake import Lake
 from api.replica import Replica
+from api.shards import listed as numbers
 from api.snapshot import Snapshot
 from statehouse.config import Config, Store
 from statehouse.fold import Rule
@@ -111,3 +115,31 @@ def the_deadline() -> Deadline:
     """The deadline of the request at hand."""
     api = current_app.extensions["statehouse"]
     return Deadline(api.config.api.max_time / 1000, caller_gone(), api.turns)
+
+
+def the_fleet() -> Fleet | None:
+    """The fleet of the app that serves this request; None: this instance has every key."""
+    return current_app.extensions["statehouse"].fleet
+
+
+def fleet_request() -> FleetRequest:
+    """The request at hand as other instances are asked it."""
+    api = current_app.extensions["statehouse"]
+    headers = {name: request.headers[name] for name in WITH if name in request.headers}
+    query, parameters = request.query_string.decode("latin-1"), request.args.to_dict()
+    return FleetRequest(api.fleet, headers, request.headers.get(SHARDS), query, parameters, api.config.api.max_answer)
+
+
+def elsewhere(snapshot: Snapshot, parts: Sequence[str], below: str = "") -> Response | None:
+    """Another instance's answer to the request at hand, about a key; None: it is to be answered here, as no other one can."""
+    if the_fleet() is None:
+        return None
+    reply = routing.one(fleet_request(), snapshot, parts, below)
+    return Response(*reply) if reply else None
+
+
+def check_shards() -> None:
+    """A problem where the request at hand says wrongly of which shards it is."""
+    text = request.headers.get(SHARDS, "0")
+    if numbers(text) is None:
+        raise Problem(400, "bad-header", f"{SHARDS}: found {text[:100]!r}, expected numbers separated by commas")

@@ -11,14 +11,15 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from urllib.parse import quote
 
 import urllib3
 
+from api.client import FAILURES, streamed
 from api.errors import Problem
 from api.fleet import Fleet
-from api.forward import FAILURES, assigned, streamed, token
+from api.forward import assigned
 
 HEARTBEAT = 5.0  # seconds; every instance's stream has one
 AGAIN = 0.5  # seconds after which it is looked again who has some shards
@@ -44,10 +45,9 @@ class Gathered:
     begin: Begin
     place: str | None
     fleet: Fleet
-    headers: Mapping[str, str] = field(init=False)
+    headers: Mapping[str, str]  # with which others are asked
 
     def __post_init__(self) -> None:
-        self.headers = token()
         self._said: queue.Queue[tuple[Part, bytes | None]] = queue.Queue(1000)
         self._closed = threading.Event()
         others = set(range(self.fleet.count)) - set(self.held)

@@ -11,7 +11,7 @@ from deltalake.exceptions import DeltaError
 from flask import Blueprint, Response, request
 
 from api import answers, forward, keys, paths, schemas
-from api.context import answer, limit_of, the_lake, the_replica, the_snapshot
+from api.context import answer, elsewhere, limit_of, the_lake, the_replica, the_snapshot
 from api.declared import Answer, Parameter, declared
 from api.errors import Problem
 from api.media_types import JSON
@@ -62,8 +62,8 @@ def history(store: str, key: str) -> Response:
         raise keys.bad_cursor(cursor)
     if snapshot.rule is None:  # nothing has been merged yet
         raise Problem(404, "unknown-key", f"found no {key[:100]!r} in {store}", position=None)
-    if elsewhere := forward.one(snapshot, parts, "/history"):
-        return elsewhere
+    if reply := elsewhere(snapshot, parts, "/history"):
+        return reply
     (events, more), position, offsets = the_lake().history(snapshot, parts, int(cursor) if cursor else None, limit)
     orders = [event.pop("_order") for event in events]
     if not events and cursor is None:
@@ -87,8 +87,8 @@ def reports(store: str, key: str) -> Response:
     if not defined.reducer.per_agent:
         detail = f"found {defined.reducer.name}, expected a reducer over agents: {store} has no reports"
         raise Problem(404, "no-reports", detail)
-    if elsewhere := forward.one(snapshot, parts, "/reports"):
-        return elsewhere
+    if reply := elsewhere(snapshot, parts, "/reports"):
+        return reply
     if not snapshot.has(parts):
         raise forward.nobody([forward.shard_of(snapshot, parts)])
     position = snapshot.position

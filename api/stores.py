@@ -17,11 +17,27 @@ from flask import Blueprint, Response, current_app, request
 
 from api import answers, columns, formats, forward, keys, paths, scans, schemas, where
 from api.after import After
+from api.client import PLACE, said
 from api.columns import Columns, count, fitting, joined, size
-from api.context import answer, body_of, caller_gone, limit_of, listed, the_lake, the_replica, the_snapshot, the_store
+from api.context import (
+    answer,
+    body_of,
+    caller_gone,
+    elsewhere,
+    fleet_request,
+    limit_of,
+    listed,
+    the_deadline,
+    the_fleet,
+    the_lake,
+    the_replica,
+    the_snapshot,
+    the_store,
+)
 from api.declared import Answer, Body, Parameter, Place, declared
 from api.errors import Problem, refused
 from api.exact import dumps
+from api.fleet_scan import Scan
 from api.lake import Past
 from api.media_types import ARROW, CSV, JSON, NDJSON
 from api.schemas import Schema
@@ -154,8 +170,8 @@ def get_key(store: str, key: str) -> Response:
     fresh = freshness(asked)
     seconds = _seconds(asked.get("timeout"), replica.config.api.max_time / 1000)
     past = "version" in asked or "at" in asked
-    if "version" not in asked and (elsewhere := _elsewhere(store)):
-        return elsewhere
+    if "version" not in asked and (reply := _elsewhere(store)):
+        return reply
     # A version of the table has nothing of what is only ahead of the changelog.
     seen = Snapshot.truth if "version" in asked else fresh
     written = None
@@ -192,10 +208,10 @@ def get_key(store: str, key: str) -> Response:
 
 def _elsewhere(store: str) -> Response | None:
     """Another instance's answer, where this one does not have the key that is asked for."""
-    if forward.the_fleet() is None:
+    if the_fleet() is None:
         return None
     known, snapshot = the_snapshot(store)
-    return forward.one(snapshot, paths.of_request(request.environ, known, snapshot.rule))
+    return elsewhere(snapshot, paths.of_request(request.environ, known, snapshot.rule))
 
 
 def _by_table(store: Store, snapshot: Snapshot, parts: list[str]) -> tuple[Row | None, int | None]:
@@ -296,10 +312,11 @@ def lookup(store: str) -> Response:
         keys.typed([_text(part) for part in key], defined, kinds)
         for key in (key if isinstance(key, list) else [key] for key in asked)
     ]
-    made = forward.many(snapshot, parts)
-    if forward.only(snapshot) is not None:
+    asking = fleet_request()
+    made = forward.many(asking, snapshot, parts)
+    if forward.only(asking, snapshot) is not None:
         text = "".join(f"{row or 'null'}\n" for row in made.rows)
-        return Response(text, 200, forward.said(made.position, made.offsets), content_type=NDJSON)
+        return Response(text, 200, said(made.position, made.offsets), content_type=NDJSON)
     found = list(zip(asked, made.rows, strict=True))
     rows, missing = [row for _, row in found if row], [key for key, row in found if not row]
     return listed(rows, {"missing": missing, "position": made.position, **provisional(made.offsets)})
@@ -330,7 +347,7 @@ def scan(store: str) -> Response:
 
     A cursor is a place in that order: pages neither repeat nor skip a key, however the state changes. ``prefix`` is of a
     key's last given part; ``from`` (included) and ``to`` (not) are keys, of a composite key some first parts separated by '/'.
-    ``where`` compares columns with literals, see :mod:`api.where`.
+    ``where`` compares columns with literals.
     """
     replica = the_replica()
     the_store(replica.config, store)
@@ -354,10 +371,11 @@ def scan(store: str) -> Response:
     except (ValueError, ArithmeticError, KeyError):
         raise keys.bad_cursor(text) from None
     # In pages one more tells whether there is a next one.
-    found = forward.Scan(snapshot, bounds, after, condition, limit if kind else limit + 1, at_once=bool(kind))
+    wanted_rows = limit if kind else limit + 1
+    found = Scan(fleet_request(), snapshot, bounds, after, condition, wanted_rows, bool(kind), the_deadline())
     if kind:
         response = formats.streamed(found.pages(), kind, snapshot.schema())
-        response.headers.update(forward.said(found.position, found.offsets))
+        response.headers.update(said(found.position, found.offsets))
     else:
         rows, whole = _in_room(found.pages(), replica.config.api.max_answer)
         more = count(rows) > limit or not whole
@@ -365,7 +383,7 @@ def scan(store: str) -> Response:
         following = keys.cursor(snapshot.last(rows)) if more else None
         besides = {"cursor": following, "position": found.position, **provisional(found.offsets)}
         response = listed(columns.listed(rows) if rows else b"", besides)
-    response.headers[forward.PLACE] = found.place
+    response.headers[PLACE] = found.place
     return response
 
 
