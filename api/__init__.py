@@ -6,13 +6,18 @@ is for people, ``gate`` says who may, ``problems`` is what errors look like, ``r
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flask import Flask
+
+    from statehouse.config import Config
 
 
-def __getattr__(name: str) -> Any:
-    if name != "create_app":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def create_app(config: Config) -> Flask:
+    """The API and its pages as a WSGI app. Raises ConfigError where the file of tokens is wrong."""
     # Not before it is wanted: the process that starts the workers has no use for what takes them a second to import.
-    from api.app import create_app
+    from api import app
+    from api.console import pages
 
-    return create_app
+    return app.create_app(config, pages.install)

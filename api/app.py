@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from flask import Flask
 from werkzeug.routing import BaseConverter
 
-from api import audit, compress, console, cors, gate, methods, metrics, problems
+from api import audit, compress, cors, gate, methods, metrics, problems
 from api.changes import STREAMS, follows
-from api.console.home import page
 from api.context import caller_gone, check_shards
 from api.deadline import Turns
-from api.docs import docs
 from api.fast import Fast
 from api.fleet import Fleet
 from api.health import health
@@ -70,12 +69,12 @@ class KeyConverter(BaseConverter):
     part_isolating = False
 
 
-def create_app(config: Config) -> Flask:
-    """The API as a WSGI app. Loads what the lake has, then follows it in a background thread.
+def create_app(config: Config, *above: Callable[[Flask], None]) -> Flask:
+    """The API as a WSGI app, with what rooms above this one install. Loads what the lake has, then follows it in a background thread.
 
     Raises ConfigError where the file of tokens is wrong.
     """
-    app = Flask(__name__, static_folder=None)
+    app = Flask("api", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = config.api.max_body
     app.url_map.converters["key"] = KeyConverter
     app.url_map.merge_slashes = False  # "a//b" is a key
@@ -94,10 +93,8 @@ def create_app(config: Config) -> Flask:
     app.before_request(check_shards)
     for blueprint in (
         health,
-        page,
         openapi,
         processors,
-        docs,
         reads,
         past,
         refusals,
@@ -108,7 +105,8 @@ def create_app(config: Config) -> Flask:
         writes,
     ):
         app.register_blueprint(blueprint)
-    console.install(app)
+    for install in above:
+        install(app)
     app.wsgi_app = Fast(app.wsgi_app, api.replica, passing, counted)  # type: ignore[method-assign]
     if fleet:  # before the replica reads what it should have
         fleet.start()

@@ -146,7 +146,7 @@ def _server(config: Config, host: str, port: int) -> tuple[uvicorn.Server, socke
     # Only a worker has to have all of it.
     import uvicorn
 
-    from api.app import create_app
+    from api import create_app
     from api.fast import Fast
     from api.loop import HEAD, Limits, settings
 
