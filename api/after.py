@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from api.deadline import LOOK
+from api.engine.deadline import LOOK
 from api.errors import Problem
 from api.replica import Replica
 from api.snapshot import Snapshot

@@ -10,11 +10,11 @@ import pyarrow as pa
 import sqlglot
 from sqlglot import exp
 
-from api.columns import Key, keys_of
-from api.duck import quoted, selected
-from api.fold import GUARD, Fold
+from api.engine.columns import Key, keys_of
+from api.engine.duck import quoted, selected
+from api.engine.fold import GUARD, Fold
+from api.engine.prepared import Bag, Prepared, cursor
 from api.overlay import NUMBER, Rows
-from api.prepared import Bag, Prepared, cursor
 from api.snapshot import casts
 from statehouse.config import Stream
 from statehouse.fold import Rule

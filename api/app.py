@@ -12,7 +12,7 @@ from werkzeug.routing import BaseConverter
 from api import audit, compress, cors, gate, methods, metrics, problems
 from api.changes import STREAMS, follows
 from api.context import caller_gone, check_shards
-from api.deadline import Turns
+from api.engine.deadline import Turns
 from api.fast import Fast
 from api.fleet import Fleet
 from api.health import health

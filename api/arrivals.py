@@ -14,10 +14,10 @@ import duckdb
 import pyarrow as pa
 from confluent_kafka import Message
 
-from api.duck import quoted, selected
-from api.fold import GUARD
+from api.engine.duck import quoted, selected
+from api.engine.fold import GUARD
+from api.engine.prepared import Bag, Prepared
 from api.lookup import Lookups
-from api.prepared import Bag, Prepared
 from statehouse.alike import check_stream, nulled
 from statehouse.config import Store, Stream
 from statehouse.fold import Rule, in_years

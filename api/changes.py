@@ -20,16 +20,16 @@ from typing import NamedTuple
 from flask import Blueprint, Response, current_app, request
 
 from api import forward
-from api.columns import Key
 from api.context import fleet_request, the_fleet, the_lake, the_replica, the_snapshot
 from api.declared import Answer, Parameter, declared
+from api.engine.columns import Key
+from api.engine.exact_json import dumps
+from api.engine.shards import Shards
 from api.errors import RETRY_AFTER, Problem, refused
-from api.exact import dumps
 from api.gather import Gathered
 from api.lake import Lake
 from api.replica import Replica
 from api.schemas import Schema
-from api.shards import Shards
 from api.snapshot import Snapshot
 from statehouse.tables import opened, table
 

@@ -10,13 +10,13 @@ from werkzeug.exceptions import RequestEntityTooLarge
 
 from api import forward as routing
 from api.client import SHARDS, WITH, FleetRequest
-from api.deadline import Deadline
+from api.engine.deadline import Deadline
+from api.engine.exact_json import decoded, dumps
+from api.engine.shards import listed as numbers
 from api.errors import Problem, refused
-from api.exact import decoded, dumps
 from api.fleet import Fleet
 from api.lake import Lake
 from api.replica import Replica
-from api.shards import listed as numbers
 from api.snapshot import Snapshot
 from statehouse.config import Config, Store
 from statehouse.fold import Rule

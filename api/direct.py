@@ -15,14 +15,14 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from api import duck
-from api.columns import Columns, Key, count, fitting, keys_of
-from api.deadline import Deadline
-from api.duck import ROWS, quoted
-from api.exact import dumps
-from api.pool import Pool
+from api.engine import duck
+from api.engine.columns import Columns, Key, count, fitting, keys_of
+from api.engine.deadline import Deadline
+from api.engine.duck import ROWS, quoted
+from api.engine.exact_json import dumps
+from api.engine.pool import Pool
+from api.engine.where import Where
 from api.snapshot import BYTES, Inside, Row, Snapshot, casts, epoch_of, within
-from api.where import Where
 from statehouse.config import Config, Store
 from statehouse.errors import StatehouseError
 from statehouse.tables import folded, generation, rows_and_bytes, stored_rule, table

@@ -21,7 +21,7 @@ import duckdb
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from api.shards import Shards
+from api.engine.shards import Shards
 from api.snapshot import Snapshot, epoch_of, load, of_table
 from statehouse.config import Config, Store
 from statehouse.fold import Rule

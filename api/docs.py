@@ -11,10 +11,10 @@ from urllib.parse import quote
 
 from flask import Blueprint, Response, current_app, render_template, request
 
-from api import exact
 from api.console.screens import page_of
 from api.declared import Answer, declared
-from api.media_types import JSON
+from api.engine import exact_json
+from api.engine.media_types import JSON
 from api.openapi import document
 
 docs = Blueprint("docs", __name__)
@@ -24,7 +24,7 @@ docs = Blueprint("docs", __name__)
 @declared(answers={200: Answer("the page", {"text/html": {}})}, closed=False)
 def page() -> Response:
     """The API as a page for people: every route with its parameters, its schemas and an example."""
-    made = json.loads(exact.dumps(document(current_app, request.script_root)))
+    made = json.loads(exact_json.dumps(document(current_app, request.script_root)))
     groups: dict[str, list[dict[str, Any]]] = {}
     for route in _routes(made, request.url_root.rstrip("/")):
         groups.setdefault(route["group"], []).append(route)

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from api import keys
+from api.engine import keys
+from api.engine.exact_json import dumps
+from api.engine.types import conforming
 from api.errors import refused
-from api.exact import dumps
 from api.producer import Record
-from api.typed import conforming
 from statehouse.config import Store
 from statehouse.fold import Rule
 from statehouse.headers import OP_HEADER, STORE_HEADER

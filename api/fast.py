@@ -16,10 +16,10 @@ from typing import Any
 
 from api import paths
 from api.compress import LEAST
+from api.engine.shards import listed
 from api.gate import Gate
 from api.metrics import Reads
 from api.replica import Replica
-from api.shards import listed
 from api.stores import point
 from api.way import WAY
 

@@ -26,7 +26,7 @@ from urllib3.exceptions import MaxRetryError, NewConnectionError, TimeoutError
 from urllib3.util import Retry, Timeout
 
 from api import lines
-from api.shards import Shards
+from api.engine.shards import Shards
 from statehouse.config import Api
 
 ASK_SECONDS, ANSWER_SECONDS = 0.5, 1.0  # between two questions, and for the answer to one

@@ -12,16 +12,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import urllib3
 
-from api import keys
 from api.client import FAILURES, OFFSETS, PLACE, FleetRequest, streamed
-from api.columns import Columns, Key, count, joined
-from api.deadline import Deadline
+from api.engine import keys
+from api.engine.columns import Columns, Key, count, joined
+from api.engine.deadline import Deadline
+from api.engine.media_types import ARROW
+from api.engine.shards import Shards
+from api.engine.where import Where
 from api.forward import ahead, assigned, least, only
-from api.media_types import ARROW
 from api.scans import pages
-from api.shards import Shards
 from api.snapshot import Inside, Snapshot
-from api.where import Where
 
 MOST = 10**9  # rows of a scan
 

@@ -16,8 +16,8 @@ from typing import IO, AnyStr
 import pyarrow as pa
 from flask import Request, Response
 
-from api.cells import TEXTS
-from api.columns import Columns, ndjson, texts
+from api.engine.cells import TEXTS
+from api.engine.columns import Columns, ndjson, texts
 from api.errors import Problem
 
 JSON, NDJSON, CSV, ARROW = "application/json", "application/x-ndjson", "text/csv", "application/vnd.apache.arrow.stream"

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from api.client import BACK, ELSEWHERE, OFFSETS, FleetRequest, Reply, asked, passed
+from api.engine.shards import listed, number
 from api.errors import Problem
 from api.fleet import Fleet
-from api.shards import listed, number
 from api.snapshot import Snapshot
 
 SOME = 200  # keys that are looked up before it is known how long their rows are

@@ -7,8 +7,8 @@ from flask import Blueprint, Response
 from api import answers
 from api.context import answer, the_replica
 from api.declared import Answer, declared
+from api.engine.media_types import JSON
 from api.errors import RETRY_AFTER, Problem
-from api.media_types import JSON
 
 health = Blueprint("health", __name__)
 OK = Answer("it is so", {JSON: answers.record({"status": {"const": "ok"}})})

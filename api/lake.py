@@ -21,18 +21,18 @@ import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 from sqlglot import exp
 
-from api import duck
 from api.ahead import after
-from api.cells import rows_of
-from api.changelog import CHANGELOG, attached, filled, may_have
-from api.columns import Key, fitting, keys_of
-from api.deadline import AGAIN, LOOK, Deadline
-from api.delta import pin, unpin
-from api.duck import ROWS, literal, quoted
+from api.engine import duck
+from api.engine.cells import rows_of
+from api.engine.change_feed import batches
+from api.engine.changelog import CHANGELOG, attached, filled, may_have
+from api.engine.columns import Key, fitting, keys_of
+from api.engine.deadline import AGAIN, LOOK, Deadline
+from api.engine.delta import pin, unpin
+from api.engine.duck import ROWS, literal, quoted
+from api.engine.fold import GUARD, Fold, spoken
+from api.engine.prepared import Bag
 from api.errors import Problem
-from api.feed import batches
-from api.fold import GUARD, Fold, spoken
-from api.prepared import Bag
 from api.snapshot import Row, Snapshot, casts, load, of_table
 from statehouse.config import Config, Store
 from statehouse.fold import Rule

@@ -35,9 +35,9 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Top
 
 from api.ahead import PLACE, Ahead, Offsets, after, keyed
 from api.arrivals import Parser, records
-from api.columns import Key
+from api.engine.columns import Key
+from api.engine.prepared import cursor
 from api.overlay import NUMBER, Rows
-from api.prepared import cursor
 from api.snapshot import Pending, Snapshot
 from api.tail import Made, Tail
 from api.topic import Lookout

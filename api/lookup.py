@@ -13,10 +13,10 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from api.delta import pin
-from api.duck import literal, quoted
-from api.fold import GUARD
-from api.prepared import Bag
+from api.engine.delta import pin
+from api.engine.duck import literal, quoted
+from api.engine.fold import GUARD
+from api.engine.prepared import Bag
 from statehouse.alike import nulled
 from statehouse.config import Lookup, Stream
 from statehouse.fold import quoted as spark_quoted

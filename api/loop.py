@@ -25,9 +25,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from api.bridge import Bridge
 from api.context import GONE
+from api.engine.shards import listed
 from api.fast import Fast, Wsgi
 from api.room import Room
-from api.shards import listed
 
 # Longer than proxies keep a connection that they do not use (nginx: 60), or a request may cross its end.
 IDLE_SECONDS = 65

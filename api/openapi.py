@@ -16,8 +16,8 @@ from werkzeug.routing import Rule as Route
 from api import answers, schemas
 from api.context import answer
 from api.declared import Answer, Operation, Parameter, Place, declared, of, place
+from api.engine.media_types import JSON
 from api.gate import OPEN
-from api.media_types import JSON
 
 openapi = Blueprint("openapi", __name__)
 PROBLEM = "application/problem+json"

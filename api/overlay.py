@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from sortedcontainers import SortedList
 
-from api.columns import Columns, Key, count, joined, taken
+from api.engine.columns import Columns, Key, count, joined, taken
 
 UNCHANGED, ABSENT = -1, -2  # in place of a row
 SPARE = 10_000  # rows that nobody refers to any more, besides as many as are referred to

@@ -10,11 +10,12 @@ import duckdb
 from deltalake.exceptions import DeltaError
 from flask import Blueprint, Response, request
 
-from api import answers, forward, keys, paths, schemas
+from api import answers, forward, paths, schemas
 from api.context import answer, elsewhere, limit_of, the_lake, the_replica, the_snapshot
 from api.declared import Answer, Parameter, declared
+from api.engine import keys
+from api.engine.media_types import JSON
 from api.errors import Problem
-from api.media_types import JSON
 from api.snapshot import Snapshot
 from api.stores import FRESH, UNREAD, VERSION, freshness, get_key, provisional
 from statehouse.config import Store

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
+from api.engine.keys import kinds, typed, utf8
 from api.errors import Problem
-from api.keys import kinds, typed, utf8
 from statehouse.config import Store
 from statehouse.fold import Rule
 

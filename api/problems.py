@@ -8,8 +8,8 @@ from typing import Any
 from flask import Flask, Response
 from werkzeug.exceptions import HTTPException
 
+from api.engine.exact_json import dumps
 from api.errors import RETRY_AFTER, TITLES, Problem
-from api.exact import dumps
 from statehouse.errors import KafkaUnavailable, LakeBusy, StatehouseError
 
 # What is not here is a fault of ours, or of the configuration: 500.

@@ -7,7 +7,7 @@ from flask import Blueprint, Response, current_app
 from api import answers
 from api.context import answer
 from api.declared import Answer, declared
-from api.media_types import JSON
+from api.engine.media_types import JSON
 
 processors = Blueprint("processors", __name__)
 ALONE = {

@@ -6,11 +6,12 @@ import re
 
 from flask import Blueprint, Response, request
 
-from api import answers, audit, exact, keys, schemas
+from api import answers, audit, schemas
 from api.context import answer, body_of, the_lake, the_replica
 from api.declared import Answer, Body, Parameter, Place, declared
+from api.engine import exact_json, keys
+from api.engine.media_types import JSON
 from api.errors import Problem, refused
-from api.media_types import JSON
 from api.past import LIMIT, SLOW, limit_asked
 from api.schemas import Schema
 from api.writes import a_look, writes
@@ -99,18 +100,18 @@ def _asked() -> tuple[str | None, set[Refused] | None]:
     """The reason, or the places of the records, that the request is for."""
     body = body_of(request)
     if set(body) not in ({"reason"}, {"records"}):
-        raise refused("bad-body", exact.dumps(sorted(body))[:100], "one of reason and records")
+        raise refused("bad-body", exact_json.dumps(sorted(body))[:100], "one of reason and records")
     if "reason" in body:
         if not isinstance(body["reason"], str):
-            raise refused("bad-body", exact.dumps(body["reason"])[:100], "a text", at="reason")
+            raise refused("bad-body", exact_json.dumps(body["reason"])[:100], "a text", at="reason")
         return body["reason"], None
     texts = body["records"]
     if not isinstance(texts, list) or not 1 <= len(texts) <= MOST:
-        raise refused("bad-body", exact.dumps(texts)[:100], f"a list of 1 to {MOST} places", at="records")
+        raise refused("bad-body", exact_json.dumps(texts)[:100], f"a list of 1 to {MOST} places", at="records")
     places = set()
     for number, text in enumerate(texts):
         if not isinstance(text, str) or not re.fullmatch(PLACE, text):
-            raise refused("bad-body", exact.dumps(text)[:100], 'a place such as "0:17"', at=f"records.{number}")
+            raise refused("bad-body", exact_json.dumps(text)[:100], 'a place such as "0:17"', at=f"records.{number}")
         partition, _, offset = text.partition(":")
         places.add((int(partition), int(offset)))
     return None, places

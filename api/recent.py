@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from api.columns import Key, keys_of
+from api.engine.columns import Key, keys_of
 from api.overlay import ABSENT
 from api.snapshot import Snapshot
 from statehouse.fold import Rule

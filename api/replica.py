@@ -27,16 +27,17 @@ import sqlglot
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from api import direct, disk, duck
+from api import direct, disk
 from api.ahead import Offsets
-from api.columns import Key
-from api.feed import can_follow, feed
+from api.engine import duck
+from api.engine.change_feed import can_follow, feed
+from api.engine.columns import Key
+from api.engine.delta_log import Log, Mark
+from api.engine.memory import give_back
+from api.engine.pool import Pool
+from api.engine.shards import Shards
 from api.live import FOLLOWING, Live
-from api.log import Log, Mark
-from api.memory import give_back
-from api.pool import Pool
 from api.recent import Recent, expired
-from api.shards import Shards
 from api.snapshot import Snapshot, epoch_of, load
 from api.tail import Made, Tail
 from statehouse.config import Config, Store

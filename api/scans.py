@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import duckdb
 
-from api.columns import Columns, Key, count
-from api.deadline import Deadline
+from api.engine.columns import Columns, Key, count
+from api.engine.deadline import Deadline
+from api.engine.types import canonical
+from api.engine.where import Where
 from api.errors import Problem
 from api.snapshot import Inside, Snapshot
-from api.typed import canonical
-from api.where import Where
 
 PAGE = 5000  # rows that are made while those who change the state wait
 

@@ -1,4 +1,4 @@
-"""Spark's types as JSON Schema: what :mod:`api.typed` takes, no more and no less, and what :mod:`api.exact` gives.
+"""Spark's types as JSON Schema: what :mod:`api.engine.types` takes, no more and no less, and what :mod:`api.engine.exact_json` gives.
 
 The patterns are plain ones (no look-around, no ``\\d``), which every dialect of regular expressions reads alike.
 """
@@ -11,8 +11,8 @@ from typing import Any
 
 from sqlglot import exp
 
-from api.keys import ESCAPED
-from api.typed import BITS, LARGEST, kind_of
+from api.engine.keys import ESCAPED
+from api.engine.types import BITS, LARGEST, kind_of
 from statehouse.types import FORMS
 
 Schema = dict[str, Any]

@@ -23,8 +23,9 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from api import duck, tokens
-from api.memory import ALLOCATORS, begun
+from api import tokens
+from api.engine import duck
+from api.engine.memory import ALLOCATORS, begun
 from statehouse import logs
 from statehouse.config import Api, Config
 from statehouse.errors import ConfigError, StatehouseError

@@ -23,16 +23,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from api import duck
-from api.cells import cell, value_of, values
-from api.columns import Columns, Key, count, fitting, joined, keys_of, lines, public, size, taken, time_of
-from api.deadline import Deadline
-from api.delta import pin, unpin
-from api.duck import quoted
-from api.exact import dumps
+from api.engine import duck
+from api.engine.cells import cell, value_of, values
+from api.engine.columns import Columns, Key, count, fitting, joined, keys_of, lines, public, size, taken, time_of
+from api.engine.deadline import Deadline
+from api.engine.delta import pin, unpin
+from api.engine.duck import quoted
+from api.engine.exact_json import dumps
+from api.engine.shards import Shards
+from api.engine.where import Where
 from api.overlay import ABSENT, UNCHANGED, Overlay, Rows, Spot, Truth
-from api.shards import Shards
-from api.where import Where
 from statehouse.config import Config, Store
 from statehouse.errors import StatehouseError
 from statehouse.fold import TIMES, Rule, within_years
@@ -551,7 +551,7 @@ class Snapshot:
 
 
 def _value(text: str, kind: str) -> Any:
-    """A part of a key of its text, in the form of :func:`api.typed.canonical`."""
+    """A part of a key of its text, in the form of :func:`api.engine.types.canonical`."""
     if kind == "VARCHAR":
         return text
     if kind.endswith("INT") or kind == "INTEGER":

@@ -27,8 +27,8 @@ from urllib.parse import unquote
 import duckdb
 import pyarrow as pa
 
-from api.delta import pin
-from api.duck import ROWS, literal, quoted
+from api.engine.delta import pin
+from api.engine.duck import ROWS, literal, quoted
 from statehouse.places import S3, duckdb_secret, scheme
 from statehouse.tables import opened
 

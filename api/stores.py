@@ -15,10 +15,9 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from flask import Blueprint, Response, current_app, request
 
-from api import answers, columns, formats, forward, keys, paths, scans, schemas, where
+from api import answers, formats, forward, paths, scans, schemas
 from api.after import After
 from api.client import PLACE, said
-from api.columns import Columns, count, fitting, joined, size
 from api.context import (
     answer,
     body_of,
@@ -35,14 +34,16 @@ from api.context import (
     the_store,
 )
 from api.declared import Answer, Body, Parameter, Place, declared
+from api.engine import columns, keys, where
+from api.engine.columns import Columns, count, fitting, joined, size
+from api.engine.exact_json import dumps
+from api.engine.media_types import ARROW, CSV, JSON, NDJSON
+from api.engine.types import canonical, whole
 from api.errors import Problem, refused
-from api.exact import dumps
 from api.fleet_scan import Scan
 from api.lake import Past
-from api.media_types import ARROW, CSV, JSON, NDJSON
 from api.schemas import Schema
 from api.snapshot import Row, Snapshot
-from api.typed import canonical, whole
 from statehouse.config import Api, Store
 from statehouse.tables import opened, table
 

@@ -15,8 +15,8 @@ from flask import Blueprint, Response, current_app
 from api import answers, schemas
 from api.context import answer, the_replica
 from api.declared import Answer, declared
+from api.engine.media_types import JSON
 from api.errors import Problem
-from api.media_types import JSON
 from api.past import limit_asked
 from api.sql import tables as tables_of
 from statehouse.config import Config

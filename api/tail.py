@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from api.ahead import Ahead, changed
-from api.changelog import CHANGELOG, attach, filled
-from api.columns import Columns, Key, keys_of, taken
-from api.delta import pin, unpin
-from api.duck import ROWS, quoted
-from api.fold import GUARD, Fold, spoken
+from api.engine.changelog import CHANGELOG, attach, filled
+from api.engine.columns import Columns, Key, keys_of, taken
+from api.engine.delta import pin, unpin
+from api.engine.duck import ROWS, quoted
+from api.engine.fold import GUARD, Fold, spoken
 from api.overlay import Rows, Spot
 from api.snapshot import Snapshot, casts
 from statehouse.config import Config

@@ -12,15 +12,16 @@ from typing import Any
 
 from flask import Blueprint, Response, current_app, request
 
-from api import answers, audit, bulk, events, exact, keys, schemas
+from api import answers, audit, bulk, events, schemas
 from api.context import answer, body_of, the_lake, the_rule
 from api.declared import Answer, Body, Parameter, Place, declared, place
+from api.engine import exact_json, keys
+from api.engine.media_types import JSON
+from api.engine.types import conforming
 from api.errors import Problem, refused
-from api.media_types import JSON
 from api.past import SLOW, limit_asked
 from api.producer import Record, Token
 from api.schemas import Schema
-from api.typed import conforming
 from api.writes import IDEMPOTENCY, UNSENT, a_look, key_of, set_of, writes, written
 from statehouse import kafka, topics
 from statehouse.config import Config, Store
@@ -138,7 +139,7 @@ def post_task() -> Response:
         key = said["send"].get("key", "")
     else:
         store, rule, record = _set(body["set"])
-        payload = exact.loads(record.payload or "{}")
+        payload = exact_json.loads(record.payload or "{}")
         said["set"] = {"store": store.name, "key": record.key, **payload}
         stream, key = config.streams[store.stream], record.key
     if "while" in body:
@@ -154,7 +155,7 @@ def post_task() -> Response:
     def answered(tokens: list[Token]) -> dict[str, Any]:
         return {"id": str(tokens[0]), "due": said["due"]}
 
-    document = written(stream.topic, [Record(key, exact.dumps(said), headers)], answered, asked=body)
+    document = written(stream.topic, [Record(key, exact_json.dumps(said), headers)], answered, asked=body)
     audit.note(token=document["id"])
     return answer(document, 202)
 
@@ -182,7 +183,7 @@ def delete_task(id: str) -> Response:
     if row and row["status"] != "waiting":
         raise Problem(409, "not-waiting", f"found {row['status']}, expected waiting: {id[:100]}")
     audit.note(key=id[:100])
-    record = Record(key, exact.dumps({"id": id}), ((OP_HEADER, "cancel"),))
+    record = Record(key, exact_json.dumps({"id": id}), ((OP_HEADER, "cancel"),))
     document = written(topic, [record], lambda _: {"id": id}, partition)
     return answer(document, 202)
 
@@ -212,21 +213,21 @@ def _due(body: Mapping[str, Any]) -> str:
     if "due" in body:
         return str(_conforming(body["due"], "TIMESTAMP", "due"))
     if not isinstance(body["after"], str) or not re.fullmatch(DURATION, body["after"]):
-        raise refused("bad-body", exact.dumps(body["after"])[:100], "a duration such as '5 minutes'", at="after")
+        raise refused("bad-body", exact_json.dumps(body["after"])[:100], "a duration such as '5 minutes'", at="after")
     due = dt.datetime.now(dt.timezone.utc) + dt.timedelta(milliseconds=milliseconds(body["after"]))
-    return exact.time(due.replace(tzinfo=None))
+    return exact_json.time(due.replace(tzinfo=None))
 
 
 def _send(send: Any) -> dict[str, Any]:
     if not isinstance(send, dict) or not {"topic"} <= set(send) <= {"topic", "key", "value"}:
-        raise refused("bad-body", exact.dumps(send)[:100], "a topic, with or without a key and a value", at="send")
+        raise refused("bad-body", exact_json.dumps(send)[:100], "a topic, with or without a key and a value", at="send")
     if not topics.is_possible(send["topic"]):
-        raise refused("bad-body", exact.dumps(send["topic"])[:300], topics.POSSIBLE, at="send.topic")
+        raise refused("bad-body", exact_json.dumps(send["topic"])[:300], topics.POSSIBLE, at="send.topic")
     if expected := topics.expected_instead(send["topic"], _config().askable_topics):
         kind, status = ("bad-body", 400) if send["topic"].startswith(topics.INTERNAL) else ("topic-not-allowed", 403)
-        raise Problem(status, kind, f"send.topic: found {exact.dumps(send['topic'])}, expected {expected}")
+        raise Problem(status, kind, f"send.topic: found {exact_json.dumps(send['topic'])}, expected {expected}")
     if not isinstance(send.get("key", ""), str):
-        raise refused("bad-body", exact.dumps(send["key"])[:100], "a string", at="send.key")
+        raise refused("bad-body", exact_json.dumps(send["key"])[:100], "a string", at="send.key")
     return send
 
 
@@ -238,11 +239,11 @@ def _set(given: Any) -> tuple[Store, Rule | None, Record]:
 def _key(given: Any, at: str) -> tuple[Store, Rule | None, list[str]]:
     """The store and the key that a part of the body is about."""
     if not isinstance(given, dict) or not {"store", "key"} <= set(given) <= {"store", "key", "value"}:
-        raise refused("bad-body", exact.dumps(given)[:100], "a store, a key and a value", at=at)
+        raise refused("bad-body", exact_json.dumps(given)[:100], "a store, a key and a value", at=at)
     config = _config()
     known = [name for name, store in config.stores.items() if not store.windows]
     if given["store"] not in known:
-        found = exact.dumps(given["store"])[:100]
+        found = exact_json.dumps(given["store"])[:100]
         raise refused("bad-body", found, f"one of {', '.join(known) or 'none'}", at=f"{at}.store")
     store, rule = the_rule(given["store"])
     return store, rule, bulk.parts(given["key"], store, rule)
@@ -253,4 +254,4 @@ def _conforming(value: Any, kind: str, at: str) -> Any:
         return conforming(value, kind)
     except ValueError as error:
         expected = str(error).removeprefix("expected ")
-        raise refused("bad-value", exact.dumps(value)[:100], expected, at=at) from None
+        raise refused("bad-value", exact_json.dumps(value)[:100], expected, at=at) from None

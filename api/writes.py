@@ -18,9 +18,9 @@ from flask import Blueprint, Response, current_app, g, request
 from api import answers, audit, bulk, events, paths, schemas
 from api.context import answer, body_of, raw_of, the_rule
 from api.declared import Answer, Body, Parameter, Place, declared
+from api.engine.media_types import JSON, NDJSON
 from api.errors import Problem, refused
 from api.idempotency import HEADER
-from api.media_types import JSON, NDJSON
 from api.producer import Record, Token
 from api.schemas import Schema
 from statehouse.config import Store

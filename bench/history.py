@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from api.changelog import may_have
+from api.engine.changelog import may_have
 from api.lake import Lake
 from api.replica import Replica
 from bench.growth import configured, write

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from werkzeug.test import TestResponse
 
-from api import bulk, create_app, keys, producer
+from api import bulk, create_app, producer
+from api.engine import keys
 from api.errors import Problem
 from statehouse.config import Api
 from statehouse.kafka import create_topic

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from api.columns import lines, listed, ndjson, texts
-from api.exact import dumps
+from api.engine.columns import lines, listed, ndjson, texts
+from api.engine.exact_json import dumps
 from api.snapshot import Snapshot, of_table
 from tests.test_api_lake import configured, rule
 

@@ -20,10 +20,11 @@ from flask.testing import FlaskClient
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from api import bridge, changes, create_app, deadline, idempotency, lake, producer, server
+from api import bridge, changes, create_app, idempotency, lake, producer, server
 from api.app import LOOKS, WAITS
 from api.context import GONE
-from api.deadline import Deadline, Turns
+from api.engine import deadline
+from api.engine.deadline import Deadline, Turns
 from api.errors import Problem
 from api.lake import WAITING, Lake
 from api.rate import Rate

@@ -20,8 +20,8 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from api import arrivals, create_app
+from api.engine.prepared import cursor
 from api.live import BUSY, QUIET, SHARE, UNASKED_SECONDS, WAIT, Live, Pace
-from api.prepared import cursor
 from api.replica import Replica
 from api.snapshot import Snapshot
 from api.way import Turn

@@ -14,9 +14,10 @@ from deltalake import DeltaTable
 from flask import Flask
 from flask.testing import FlaskClient
 
-from api import create_app, duck
+from api import create_app
 from api import replica as replica_module
-from api.log import Log
+from api.engine import duck
+from api.engine.delta_log import Log
 from api.replica import Replica
 from statehouse.config import Config
 from statehouse.errors import StatehouseError

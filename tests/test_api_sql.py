@@ -283,7 +283,7 @@ def test_it_ends_with_the_service(config: Config, tmp_path: Path) -> None:
     assert process._process is None
     program = """
 import os, sys, threading
-from api.deadline import Deadline
+from api.engine.deadline import Deadline
 from api.sql import SqlProcess
 from api.sql_process import Statement
 process = SqlProcess()

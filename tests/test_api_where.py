@@ -15,14 +15,14 @@ from flask.testing import FlaskClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api import duck
-from api.columns import lines, size
-from api.deadline import Deadline
+from api.engine import duck
+from api.engine.columns import lines, size
+from api.engine.deadline import Deadline
+from api.engine.exact_json import dumps
+from api.engine.where import Where
 from api.errors import Problem
-from api.exact import dumps
 from api.overlay import ABSENT
 from api.snapshot import Snapshot, of_table
-from api.where import Where
 from tests.test_api_lake import configured, rule
 from tests.test_api_reads import app, client, config, problem  # noqa: F401 (fixtures)
 

@@ -15,10 +15,11 @@ from confluent_kafka import Consumer, Message, TopicPartition
 from flask import Flask
 from flask.testing import FlaskClient
 
-from api import bulk, create_app, exact, producer
+from api import bulk, create_app, producer
+from api.engine import exact_json
+from api.engine.types import canonical, conforming
 from api.errors import Problem
 from api.events import set_to
-from api.typed import canonical, conforming
 from statehouse.config import Config
 from tests.test_api_lake import YAML, State, configured
 from tests.test_api_reads import STRANGE, at, problem
@@ -196,9 +197,11 @@ def test_a_value_is_sent_at_the_size_of_its_number(offline: FlaskClient) -> None
         "1000e-1": "100.0",
         "15e-1": "1.5",
     }.items():
-        body = exact.loads(f'{{"value": {number}}}')
+        body = exact_json.loads(f'{{"value": {number}}}')
         payload = set_to(["k"], body, config.stores["rewards"], rule).payload
-        assert payload is not None and len(payload) < 70 and Decimal(exact.loads(payload)["value"]) == Decimal(sent)
+        assert (
+            payload is not None and len(payload) < 70 and Decimal(exact_json.loads(payload)["value"]) == Decimal(sent)
+        )
     lines = b'{"key": "k", "value": 0e-400000000}\n' * 1000
     assert {r.payload for r in bulk.records(lines, config.stores["rewards"], rule, 50)} == {'{"value":"0"}'}
     nested = b'{"key": "k", "value": ' + b"[" * 600 + b"]" * 600 + b"}\n"
@@ -321,5 +324,5 @@ def test_values_of_every_type(kind: str, good: list, bad: list) -> None:
 
 def test_json_keeps_every_digit() -> None:
     text = '{"a":[1.10,100000000000000000000000001,-0.0,1E+30,"é\\"\\n"],"b":{"c":null,"d":true}}'
-    assert exact.dumps(exact.loads(text)) == text
-    assert exact.dumps({1: b"\0", None: float("nan"), "x": float("-inf")}) == '{"1":"AA==","null":null,"x":null}'
+    assert exact_json.dumps(exact_json.loads(text)) == text
+    assert exact_json.dumps({1: b"\0", None: float("nan"), "x": float("-inf")}) == '{"1":"AA==","null":null,"x":null}'

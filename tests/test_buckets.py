@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
-from api import duck
+from api.engine import duck
 from api.snapshot import load as snapshot_of
 from jobs.ingest import Ingest
 from jobs.recover import recover

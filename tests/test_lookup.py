@@ -12,8 +12,8 @@ import pytest
 from deltalake import write_deltalake
 
 from api import arrivals, create_app
-from api.duck import connect
-from api.prepared import cursor
+from api.engine.duck import connect
+from api.engine.prepared import cursor
 from jobs.ingest import Ingest
 from jobs.load import load as load_file
 from jobs.merge import Merge

@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable
 
 import jobs.maintain
-from api.changelog import may_have
+from api.engine.changelog import may_have
 from api.lake import Lake
 from api.replica import Replica
 from jobs.attempts import Attempts

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 from pyspark.sql import functions as F
 
-from api.feed import batches, feed
+from api.engine.change_feed import batches, feed
 from api.replica import Replica
 from jobs import send
 from jobs.ingest import Ingest

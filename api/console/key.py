@@ -16,8 +16,8 @@ from api.console.format import key_of, plain, stamp
 from api.console.screens import ask, asked, screen
 from api.console.store import key_names
 from api.console.votes import Reports, result, votes
+from api.engine.types import canonical
 from api.errors import Problem
-from api.typed import canonical
 from statehouse.reducers import REDUCERS, parse_reduce
 
 EVENTS = 100

@@ -13,7 +13,7 @@ from flask import current_app, render_template, request
 from api.console import charts, words
 from api.console.format import plain
 from api.console.screens import KEPT, ask, asked, screen
-from api.duck import literal
+from api.engine.duck import literal
 from api.errors import Problem
 from statehouse.tables import position, table
 

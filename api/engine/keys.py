@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from urllib.parse import quote, unquote_to_bytes
 
+from api.engine.types import canonical
 from api.errors import Problem, refused
-from api.typed import canonical
 from statehouse.config import Store
 from statehouse.fold import Rule
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import duckdb
 import pyarrow as pa
 
-from api.duck import ROWS, quoted
+from api.engine.duck import ROWS, quoted
 from statehouse.transpile import duckdb_type
 
 

@@ -1,6 +1,6 @@
 """Rows as Arrow columns: as callers see them, and as JSON text, a column at a time.
 
-What :mod:`api.exact` makes of one value is made here of thousands in the time of a few. A property test holds that the text is
+What :mod:`api.engine.exact_json` makes of one value is made here of thousands in the time of a few. A property test holds that the text is
 the same; what Arrow writes otherwise, or does not know, is written by ``dumps``.
 """
 
@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from api.cells import EPOCH, TEXT, TEXTS, values
-from api.exact import dumps, time
+from api.engine.cells import EPOCH, TEXT, TEXTS, values
+from api.engine.exact_json import dumps, time
 
 REPORT = ("value", "event_time")  # what is shown of an agent's report
 PLAIN_SCALE = 6  # beyond it Arrow may write a decimal with an exponent

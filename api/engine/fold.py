@@ -12,7 +12,7 @@ from dataclasses import replace
 import duckdb
 import pyarrow as pa
 
-from api.duck import ROWS, quoted
+from api.engine.duck import ROWS, quoted
 from statehouse.alike import check_store, given
 from statehouse.alike_reducers import own_given
 from statehouse.config import Own, Stream

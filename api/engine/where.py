@@ -19,9 +19,9 @@ import pyarrow as pa
 from sqlglot import TokenType, exp, parse_one, tokenize
 from sqlglot.errors import SqlglotError
 
-from api.deadline import Deadline
-from api.duck import quoted
-from api.typed import canonical
+from api.engine.deadline import Deadline
+from api.engine.duck import quoted
+from api.engine.types import canonical
 
 LONGEST = 2000  # characters
 # What a parenthesis may come after. Of calls within calls, such as STRUCT(STRUCT(…, the parser's time doubles with each.

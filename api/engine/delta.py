@@ -17,7 +17,7 @@ import duckdb
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from api.duck import literal, quoted
+from api.engine.duck import literal, quoted
 from statehouse.tables import BUCKET, MARKING, deleted_rows
 
 PLAIN = {"timestampNtz"}  # what a reader may have to know besides, without a difference to the files

@@ -11,8 +11,8 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from api.delta import Which, parts
-from api.duck import quoted
+from api.engine.delta import Which, parts
+from api.engine.duck import quoted
 from statehouse.config import Config, Stream
 from statehouse.fold import gained, gained_columns
 from statehouse.fold import quoted as spark_quoted

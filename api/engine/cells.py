@@ -67,7 +67,7 @@ def value_of(scalar: pa.Scalar) -> Any:
 
 
 def _far(scalar: pa.Scalar) -> str:
-    """A time or a day outside Python's years as :mod:`api.columns` writes it."""
+    """A time or a day outside Python's years as :mod:`api.engine.columns` writes it."""
     text = scalar.cast(pa.string()).as_py()
     return text if pa.types.is_date(scalar.type) else f"{text.replace(' ', 'T').removesuffix('.000000')}Z"
 

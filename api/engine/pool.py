@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import duckdb
 from deltalake.exceptions import DeltaError
 
-from api.delta import pin, unpin
-from api.duck import connect, quoted
+from api.engine.delta import pin, unpin
+from api.engine.duck import connect, quoted
 from statehouse.errors import LakeBusy
 
 SCANS = 500  # of one connection: DuckDB keeps what it has learnt of every file

@@ -1,7 +1,7 @@
 """In which shard of a fleet a key is: what Kafka's own partitioner says of its text in Kafka.
 
 The rule is that of the Java client's DefaultPartitioner, ``toPositive(murmur2(key)) % shards``, so that a topic with as many
-partitions, written by such clients, has a shard's keys in one of them. The key's text is the one of :func:`api.keys.kafka_key`:
+partitions, written by such clients, has a shard's keys in one of them. The key's text is the one of :func:`api.engine.keys.kafka_key`:
 the key as it is, or the parts of a composite one, percent-encoded, with '/' between them.
 """
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from duckdb.func import ARROW
 
-from api.columns import Key
+from api.engine.columns import Key
 from statehouse.partitioner import SEED, M, R, murmur2, text, text_of
 
 MANY = 64  # keys from which on it takes less time to do them all at once

@@ -14,9 +14,9 @@ import duckdb
 import pyarrow as pa
 import sqlglot
 
-from api import duck
-from api.duck import quoted
-from api.fold import Fold
+from api.engine import duck
+from api.engine.duck import quoted
+from api.engine.fold import Fold
 from statehouse.alike import difference, store_expressions, stream_expressions
 from statehouse.alike_reducers import own_parts
 from statehouse.config import Config, Own, Stream

@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlglot import exp
 
-from api import exact
+from api.engine import exact_json
 from statehouse.payload import GREATEST_FLOAT
 from statehouse.types import FORMS
 
@@ -50,7 +50,7 @@ def canonical(text: str, kind: str) -> str:
     if kind == "DATE":
         return _date(text)
     if kind.startswith("TIMESTAMP"):
-        return exact.time(_moment(text))
+        return exact_json.time(_moment(text))
     return text
 
 
@@ -84,7 +84,7 @@ def conforming(value: Any, kind: str) -> Any:
     if plain == "DATE":
         return _date(value)
     if plain.startswith("TIMESTAMP"):
-        return exact.time(_moment(value)).removesuffix("Z" if plain == "TIMESTAMP_NTZ" else "")
+        return exact_json.time(_moment(value)).removesuffix("Z" if plain == "TIMESTAMP_NTZ" else "")
     if plain == "BINARY" and not re.fullmatch(FORMS["BINARY"], value):  # Python's decoder takes more than Spark's does
         raise ValueError("expected binary as base64")
     return value
