@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from api.engine.deadline import LOOK
 from api.errors import Problem
-from api.replica import Replica
-from api.snapshot import Snapshot
+from api.replica.replica import Replica
+from api.replica.snapshot import Snapshot
 from statehouse.config import Store
 
 

@@ -23,7 +23,7 @@ from api.past import past
 from api.processors import processors
 from api.producer import Producer
 from api.quarantine import refusals
-from api.replica import Replica
+from api.replica.replica import Replica
 from api.sql import SqlProcess, sql
 from api.stores import reads
 from api.tables import Logs, lake_tables

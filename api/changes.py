@@ -28,9 +28,9 @@ from api.engine.shards import Shards
 from api.errors import RETRY_AFTER, Problem, refused
 from api.gather import Gathered
 from api.lake import Lake
-from api.replica import Replica
+from api.replica.replica import Replica
+from api.replica.snapshot import Snapshot
 from api.schemas import Schema
-from api.snapshot import Snapshot
 from statehouse.tables import opened, table
 
 STREAMS = 64  # of a process: each holds a thread

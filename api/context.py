@@ -16,8 +16,8 @@ from api.engine.shards import listed as numbers
 from api.errors import Problem, refused
 from api.fleet import Fleet
 from api.lake import Lake
-from api.replica import Replica
-from api.snapshot import Snapshot
+from api.replica.replica import Replica
+from api.replica.snapshot import Snapshot
 from statehouse.config import Config, Store
 from statehouse.fold import Rule
 

@@ -19,9 +19,9 @@ from api.compress import LEAST
 from api.engine.shards import listed
 from api.gate import Gate
 from api.metrics import Reads
-from api.replica import Replica
+from api.replica.locks import WAY
+from api.replica.replica import Replica
 from api.stores import point
-from api.way import WAY
 
 PAGE = "text/html"  # who accepts it may want a screen
 OTHERS = ("HTTP_IF_NONE_MATCH", "HTTP_ORIGIN", "HTTP_TRANSFER_ENCODING")

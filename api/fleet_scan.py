@@ -20,8 +20,8 @@ from api.engine.media_types import ARROW
 from api.engine.shards import Shards
 from api.engine.where import Where
 from api.forward import ahead, assigned, least, only
+from api.replica.snapshot import Inside, Snapshot
 from api.scans import pages
-from api.snapshot import Inside, Snapshot
 
 MOST = 10**9  # rows of a scan
 

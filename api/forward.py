@@ -15,7 +15,7 @@ from api.client import BACK, ELSEWHERE, OFFSETS, FleetRequest, Reply, asked, pas
 from api.engine.shards import listed, number
 from api.errors import Problem
 from api.fleet import Fleet
-from api.snapshot import Snapshot
+from api.replica.snapshot import Snapshot
 
 SOME = 200  # keys that are looked up before it is known how long their rows are
 

@@ -21,7 +21,6 @@ import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 from sqlglot import exp
 
-from api.ahead import after
 from api.engine import duck
 from api.engine.cells import rows_of
 from api.engine.change_feed import batches
@@ -33,7 +32,8 @@ from api.engine.duck import ROWS, literal, quoted
 from api.engine.fold import GUARD, Fold, spoken
 from api.engine.prepared import Bag
 from api.errors import Problem
-from api.snapshot import Row, Snapshot, casts, load, of_table
+from api.replica.pending import after
+from api.replica.snapshot import Row, Snapshot, casts, load, of_table
 from statehouse.config import Config, Store
 from statehouse.fold import Rule
 from statehouse.fold import quoted as spark_quoted

@@ -23,7 +23,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from api.declared import Answer, declared
-from api.replica import Replica
+from api.replica.replica import Replica
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 POINT_READ = "/stores/<store>/keys/<key:key>"  # as Flask's routes are written

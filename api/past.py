@@ -16,7 +16,7 @@ from api.declared import Answer, Parameter, declared
 from api.engine import keys
 from api.engine.media_types import JSON
 from api.errors import Problem
-from api.snapshot import Snapshot
+from api.replica.snapshot import Snapshot
 from api.stores import FRESH, UNREAD, VERSION, freshness, get_key, provisional
 from statehouse.config import Store
 from statehouse.tables import opened, table

@@ -11,7 +11,7 @@ from api.engine.deadline import Deadline
 from api.engine.types import canonical
 from api.engine.where import Where
 from api.errors import Problem
-from api.snapshot import Inside, Snapshot
+from api.replica.snapshot import Inside, Snapshot
 
 PAGE = 5000  # rows that are made while those who change the state wait
 

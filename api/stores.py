@@ -42,8 +42,8 @@ from api.engine.types import canonical, whole
 from api.errors import Problem, refused
 from api.fleet_scan import Scan
 from api.lake import Past
+from api.replica.snapshot import Row, Snapshot
 from api.schemas import Schema
-from api.snapshot import Row, Snapshot
 from statehouse.config import Api, Store
 from statehouse.tables import opened, table
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import bench.reads
 from api.engine import delta
 from api.lake import Lake
-from api.replica import Replica
+from api.replica.replica import Replica
 from bench.soak import memory
 from statehouse.config import load
 

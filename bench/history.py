@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from api.engine.changelog import may_have
 from api.lake import Lake
-from api.replica import Replica
+from api.replica.replica import Replica
 from bench.growth import configured, write
 from jobs.lake import create_stream
 from jobs.load import load as load_file

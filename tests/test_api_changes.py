@@ -23,8 +23,8 @@ from flask import Flask
 from api import changes, create_app
 from api.changes import Held
 from api.errors import Problem
-from api.recent import Recent
-from api.snapshot import Snapshot
+from api.replica.changed_keys import Recent
+from api.replica.snapshot import Snapshot
 from jobs.ingest import Ingest
 from jobs.merge import Merge
 from jobs.recover import recover

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from api.engine.change_feed import batches, feed
-from api.replica import Replica
+from api.replica.replica import Replica
 from jobs import send
 from jobs.ingest import Ingest
 from jobs.maintain import Maintain

@@ -13,7 +13,7 @@ import pytest
 
 from api.engine.types import conforming
 from api.events import set_to
-from api.replica import Replica
+from api.replica.replica import Replica
 from jobs import send
 from jobs.ingest import Ingest
 from jobs.lake import differing, outdated

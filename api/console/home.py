@@ -14,7 +14,7 @@ from api.console import charts, words
 from api.console.screens import HTML, ask, page_of, screen
 from api.declared import Answer, declared
 from api.errors import Problem
-from api.replica import Replica
+from api.replica.replica import Replica
 from statehouse.config import Config, Store
 
 NEXT_TASKS = 5

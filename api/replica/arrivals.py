@@ -17,7 +17,7 @@ from confluent_kafka import Message
 from api.engine.duck import quoted, selected
 from api.engine.fold import GUARD
 from api.engine.prepared import Bag, Prepared
-from api.lookup import Lookups
+from api.replica.lookup import Lookups
 from statehouse.alike import check_stream, nulled
 from statehouse.config import Store, Stream
 from statehouse.fold import Rule, in_years

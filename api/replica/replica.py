@@ -1,10 +1,10 @@
 """The replica: each store's state in this process's memory, following the lake in the background.
 
-A store begins as a version of its state table (:mod:`api.snapshot`); what the changelog brings after that is folded on top
-(:mod:`api.tail`), so that an answer does not wait for the MERGE. A new version is read only when the overlay has grown, when
+A store begins as a version of its state table (:mod:`api.replica.snapshot`); what the changelog brings after that is folded on top
+(:mod:`api.replica.tail`), so that an answer does not wait for the MERGE. A new version is read only when the overlay has grown, when
 the table was replaced, or when the store cannot be followed that way: then it has the MERGE's freshness.
 
-On top of that comes what is in the topic and not in the changelog yet (:mod:`api.live`), where ``api: freshness`` is ``live``.
+On top of that comes what is in the topic and not in the changelog yet (:mod:`api.replica.live`), where ``api: freshness`` is ``live``.
 
 Readers take the current :class:`Snapshot` and never touch the lake: when it is gone, busy or broken, they go on with what is
 here, and the store says so in ``error``.
@@ -27,8 +27,6 @@ import sqlglot
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from api import direct, disk
-from api.ahead import Offsets
 from api.engine import duck
 from api.engine.change_feed import can_follow, feed
 from api.engine.columns import Key
@@ -36,10 +34,12 @@ from api.engine.delta_log import Log, Mark
 from api.engine.memory import give_back
 from api.engine.pool import Pool
 from api.engine.shards import Shards
-from api.live import FOLLOWING, Live
-from api.recent import Recent, expired
-from api.snapshot import Snapshot, epoch_of, load
-from api.tail import Made, Tail
+from api.replica import direct, disk
+from api.replica.changed_keys import Recent, expired
+from api.replica.live import FOLLOWING, Live
+from api.replica.pending import Offsets
+from api.replica.snapshot import Snapshot, epoch_of, load
+from api.replica.tail import Made, Tail
 from statehouse.config import Config, Store
 from statehouse.failures import failing, failures_table
 from statehouse.places import remote

@@ -14,8 +14,8 @@ from api.engine.columns import Key, keys_of
 from api.engine.duck import quoted, selected
 from api.engine.fold import GUARD, Fold
 from api.engine.prepared import Bag, Prepared, cursor
-from api.overlay import NUMBER, Rows
-from api.snapshot import casts
+from api.replica.overlay import NUMBER, Rows
+from api.replica.snapshot import casts
 from statehouse.config import Stream
 from statehouse.fold import Rule
 from statehouse.tables import changelog_columns

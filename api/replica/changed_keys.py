@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from api.engine.columns import Key, keys_of
-from api.overlay import ABSENT
-from api.snapshot import Snapshot
+from api.replica.overlay import ABSENT
+from api.replica.snapshot import Snapshot
 from statehouse.fold import Rule
 from statehouse.values import milliseconds
 

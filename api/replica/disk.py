@@ -22,7 +22,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from api.engine.shards import Shards
-from api.snapshot import Snapshot, epoch_of, load, of_table
+from api.replica.snapshot import Snapshot, epoch_of, load, of_table
 from statehouse.config import Config, Store
 from statehouse.fold import Rule
 from statehouse.tables import definition_of, generation, stored_rule, table

@@ -1,7 +1,7 @@
 """One version of a state table in memory, and what the changelog brought since: what readers read.
 
 The version is a table of Arrow columns in the order of the key, so that a key is found by a binary search and a page of a
-scan is a slice: no read is an SQL query. What has changed since is in the overlay, row by row; :mod:`api.tail` folds it.
+scan is a slice: no read is an SQL query. What has changed since is in the overlay, row by row; :mod:`api.replica.tail` folds it.
 The columns have the reducer's own too, so that a fold can go on from them.
 """
 
@@ -32,7 +32,7 @@ from api.engine.duck import quoted
 from api.engine.exact_json import dumps
 from api.engine.shards import Shards
 from api.engine.where import Where
-from api.overlay import ABSENT, UNCHANGED, Overlay, Rows, Spot, Truth
+from api.replica.overlay import ABSENT, UNCHANGED, Overlay, Rows, Spot, Truth
 from statehouse.config import Config, Store
 from statehouse.errors import StatehouseError
 from statehouse.fold import TIMES, Rule, within_years

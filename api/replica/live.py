@@ -1,8 +1,8 @@
 """Ahead of the changelog: a stream's topic, read by each process itself and shown on top of what the changelog has.
 
 An event is in the topic a moment after it was sent, and in the changelog a second or two later. Meanwhile it is *pending*: parsed
-here (:mod:`api.arrivals`), folded by the same rule on top of the changelog's state when somebody reads its key
-(:meth:`api.tail.Tail.settle`), and forgotten when the changelog covers its offset. So nothing is counted twice, what this parser sees otherwise than Spark's is put right with the next
+here (:mod:`api.replica.arrivals`), folded by the same rule on top of the changelog's state when somebody reads its key
+(:meth:`api.replica.tail.Tail.settle`), and forgotten when the changelog covers its offset. So nothing is counted twice, what this parser sees otherwise than Spark's is put right with the next
 batch, and without Kafka a replica is as fresh as the changelog.
 
 Only records are events. What was aborted, compacted away, or marks a transaction has an offset and is no record: how far the topic is
@@ -33,15 +33,15 @@ import pyarrow as pa
 import sqlglot
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
 
-from api.ahead import PLACE, Ahead, Offsets, after, keyed
-from api.arrivals import Parser, records
 from api.engine.columns import Key
 from api.engine.prepared import cursor
-from api.overlay import NUMBER, Rows
-from api.snapshot import Pending, Snapshot
-from api.tail import Made, Tail
-from api.topic import Lookout
-from api.way import WAY, Turn
+from api.replica.arrivals import Parser, records
+from api.replica.locks import WAY, Turn
+from api.replica.overlay import NUMBER, Rows
+from api.replica.pending import PLACE, Ahead, Offsets, after, keyed
+from api.replica.snapshot import Pending, Snapshot
+from api.replica.tail import Made, Tail
+from api.replica.topic import Lookout
 from statehouse.config import Config, Stream
 from statehouse.errors import KafkaUnavailable, TopicRecreated
 from statehouse.fold import Rule
@@ -64,7 +64,7 @@ log = logging.getLogger("statehouse.api")
 
 
 class Store(Protocol):
-    """What is needed of a store: fields that :mod:`api.replica` replaces while it holds the lock."""
+    """What is needed of a store: fields that :mod:`api.replica.replica` replaces while it holds the lock."""
 
     snapshot: Snapshot
     tail: Tail | None
@@ -193,7 +193,7 @@ class Live:
             self._lay(snapshot, tail, covered, None)
 
     def arrived(self, found: pa.Table) -> None:
-        """Show some records of the topic (:data:`api.arrivals.RECORDS`), in the order of their offsets. Those that were here
+        """Show some records of the topic (:data:`api.replica.arrivals.RECORDS`), in the order of their offsets. Those that were here
         before are passed over."""
         found = after(found, self._next)
         if not found.num_rows:

@@ -22,7 +22,7 @@ from api.engine.duck import ROWS, quoted
 from api.engine.exact_json import dumps
 from api.engine.pool import Pool
 from api.engine.where import Where
-from api.snapshot import BYTES, Inside, Row, Snapshot, casts, epoch_of, within
+from api.replica.snapshot import BYTES, Inside, Row, Snapshot, casts, epoch_of, within
 from statehouse.config import Config, Store
 from statehouse.errors import StatehouseError
 from statehouse.tables import folded, generation, rows_and_bytes, stored_rule, table

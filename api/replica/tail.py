@@ -16,14 +16,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from api.ahead import Ahead, changed
 from api.engine.changelog import CHANGELOG, attach, filled
 from api.engine.columns import Columns, Key, keys_of, taken
 from api.engine.delta import pin, unpin
 from api.engine.duck import ROWS, quoted
 from api.engine.fold import GUARD, Fold, spoken
-from api.overlay import Rows, Spot
-from api.snapshot import Snapshot, casts
+from api.replica.overlay import Rows, Spot
+from api.replica.pending import Ahead, changed
+from api.replica.snapshot import Snapshot, casts
 from statehouse.config import Config
 from statehouse.fold import quoted as spark_quoted
 from statehouse.tables import changelog_columns, generation, opened, table
@@ -36,7 +36,7 @@ _numbers = itertools.count()
 
 
 class Made(NamedTuple):
-    """What the changelog makes of some keys up to a version, the ``head``: the arguments of :meth:`api.snapshot.Snapshot.change`,
+    """What the changelog makes of some keys up to a version, the ``head``: the arguments of :meth:`api.replica.snapshot.Snapshot.change`,
     and what is to be remembered of those that are absent."""
 
     head: int
