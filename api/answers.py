@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from api.declared import Parameter, Place
-from api.lake import CHANGES
+from api.reads.lake import CHANGES
 from api.schemas import ANY, COUNT, TEXT, Schema, cursor_pattern, integer, matching, nullable, shown
 
 POSITION: Schema = {

@@ -14,15 +14,15 @@ from api.changes import STREAMS, follows
 from api.context import caller_gone, check_shards
 from api.engine.deadline import Turns
 from api.fast import Fast
-from api.fleet import Fleet
+from api.fleet.membership import Fleet
 from api.health import health
 from api.idempotency import Idempotency
-from api.lake import Lake
 from api.openapi import openapi
 from api.past import past
 from api.processors import processors
 from api.producer import Producer
 from api.quarantine import refusals
+from api.reads.lake import Lake
 from api.replica.replica import Replica
 from api.sql import SqlProcess, sql
 from api.stores import reads

@@ -19,15 +19,15 @@ from typing import NamedTuple
 
 from flask import Blueprint, Response, current_app, request
 
-from api import forward
 from api.context import fleet_request, the_fleet, the_lake, the_replica, the_snapshot
 from api.declared import Answer, Parameter, declared
 from api.engine.columns import Key
 from api.engine.exact_json import dumps
 from api.engine.shards import Shards
 from api.errors import RETRY_AFTER, Problem, refused
-from api.gather import Gathered
-from api.lake import Lake
+from api.fleet import routing
+from api.fleet.changes import Gathered
+from api.reads.lake import Lake
 from api.replica.replica import Replica
 from api.replica.snapshot import Snapshot
 from api.schemas import Schema
@@ -99,7 +99,7 @@ def _events(replica: Replica, store: str, place: Place | None, seconds: float) -
     """What is here; where a caller asks one of a fleet, what is anywhere in it."""
     lake, snapshot, fleet = the_lake(), replica.snapshot(store), the_fleet()
     asking = fleet_request()
-    wanted = forward.only(asking, snapshot)
+    wanted = routing.only(asking, snapshot)
     if fleet is None or snapshot.shards is None:
         return Changes(replica, lake, store, place).events(seconds)
     if wanted is not None:

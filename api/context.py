@@ -8,14 +8,14 @@ from typing import Any
 from flask import Request, Response, current_app, has_request_context, request
 from werkzeug.exceptions import RequestEntityTooLarge
 
-from api import forward as routing
-from api.client import SHARDS, WITH, FleetRequest
 from api.engine.deadline import Deadline
 from api.engine.exact_json import decoded, dumps
 from api.engine.shards import listed as numbers
 from api.errors import Problem, refused
-from api.fleet import Fleet
-from api.lake import Lake
+from api.fleet import routing
+from api.fleet.client import SHARDS, WITH, FleetRequest
+from api.fleet.membership import Fleet
+from api.reads.lake import Lake
 from api.replica.replica import Replica
 from api.replica.snapshot import Snapshot
 from statehouse.config import Config, Store

@@ -55,7 +55,7 @@ THEIRS = {
     b"transfer-encoding",
     b"upgrade",
 }
-SHARDS = b"statehouse-shards"  # see api.client
+SHARDS = b"statehouse-shards"  # see api.fleet.client
 WRONG = {  # found and expected, by the status
     400: ("what is no HTTP/1.1", "a request as of RFC 9112"),
     408: ("no end of the request's body", "all of it within 'api: max_time', and sooner where much is on its way"),

@@ -10,12 +10,13 @@ import duckdb
 from deltalake.exceptions import DeltaError
 from flask import Blueprint, Response, request
 
-from api import answers, forward, paths, schemas
+from api import answers, paths, schemas
 from api.context import answer, elsewhere, limit_of, the_lake, the_replica, the_snapshot
 from api.declared import Answer, Parameter, declared
 from api.engine import keys
 from api.engine.media_types import JSON
 from api.errors import Problem
+from api.fleet import routing
 from api.replica.snapshot import Snapshot
 from api.stores import FRESH, UNREAD, VERSION, freshness, get_key, provisional
 from statehouse.config import Store
@@ -91,7 +92,7 @@ def reports(store: str, key: str) -> Response:
     if reply := elsewhere(snapshot, parts, "/reports"):
         return reply
     if not snapshot.has(parts):
-        raise forward.nobody([forward.shard_of(snapshot, parts)])
+        raise routing.nobody([routing.shard_of(snapshot, parts)])
     position = snapshot.position
     found, offsets = snapshot.get(parts), snapshot.offsets(parts)
     if found is None:

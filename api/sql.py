@@ -1,6 +1,6 @@
 """``/sql``: a SELECT over the lake's tables, for analysts and programs.
 
-One statement at a time is answered, by a process of its own (:mod:`api.sql_process`); others wait for their turn. The process is started with the
+One statement at a time is answered, by a process of its own (:mod:`api.reads.sql_process`); others wait for their turn. The process is started with the
 first statement, ends where none comes for a while, and is killed where a statement takes longer than ``api: max_time`` or its caller leaves.
 """
 
@@ -26,8 +26,8 @@ from api.engine.exact_json import dumps
 from api.engine.media_types import ARROW, CSV, JSON, NDJSON
 from api.engine.types import whole
 from api.errors import Problem, refused
+from api.reads.sql_process import NO_MEMORY, Failure, Result, Statement, receive, send, shown
 from api.schemas import Schema
-from api.sql_process import NO_MEMORY, Failure, Result, Statement, receive, send, shown
 from statehouse.config import Config
 from statehouse.tables import opened, table, tasks_table
 
@@ -101,7 +101,7 @@ class SqlProcess:
                 raise Problem(503, "busy", "the service is ending")
             if self._process is None or self._process.poll() is not None:
                 # With -m its classes would have other names.
-                command = [sys.executable, "-c", "from api.sql_process import main; main()"]
+                command = [sys.executable, "-c", "from api.reads.sql_process import main; main()"]
                 self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             return self._process
 

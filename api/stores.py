@@ -15,9 +15,7 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from flask import Blueprint, Response, current_app, request
 
-from api import answers, formats, forward, paths, scans, schemas
-from api.after import After
-from api.client import PLACE, said
+from api import answers, formats, paths, schemas
 from api.context import (
     answer,
     body_of,
@@ -40,8 +38,12 @@ from api.engine.exact_json import dumps
 from api.engine.media_types import ARROW, CSV, JSON, NDJSON
 from api.engine.types import canonical, whole
 from api.errors import Problem, refused
-from api.fleet_scan import Scan
-from api.lake import Past
+from api.fleet import routing
+from api.fleet.client import PLACE, said
+from api.fleet.scan import Scan
+from api.reads import scans
+from api.reads.lake import Past
+from api.reads.read_your_writes import After
 from api.replica.snapshot import Row, Snapshot
 from api.schemas import Schema
 from statehouse.config import Api, Store
@@ -219,7 +221,7 @@ def _by_table(store: Store, snapshot: Snapshot, parts: list[str]) -> tuple[Row |
     """The state of a key that no instance has, by the newest version of the state's table."""
     newest = opened(table(the_replica().config, "state", store.name))
     if newest is None or "after" in request.args:
-        raise forward.nobody([forward.shard_of(snapshot, parts)])
+        raise routing.nobody([routing.shard_of(snapshot, parts)])
     return the_lake().version(store, parts, snapshot, newest.version())
 
 
@@ -314,8 +316,8 @@ def lookup(store: str) -> Response:
         for key in (key if isinstance(key, list) else [key] for key in asked)
     ]
     asking = fleet_request()
-    made = forward.many(asking, snapshot, parts)
-    if forward.only(asking, snapshot) is not None:
+    made = routing.many(asking, snapshot, parts)
+    if routing.only(asking, snapshot) is not None:
         text = "".join(f"{row or 'null'}\n" for row in made.rows)
         return Response(text, 200, said(made.position, made.offsets), content_type=NDJSON)
     found = list(zip(asked, made.rows, strict=True))

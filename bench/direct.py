@@ -15,7 +15,7 @@ from pathlib import Path
 
 import bench.reads
 from api.engine import delta
-from api.lake import Lake
+from api.reads.lake import Lake
 from api.replica.replica import Replica
 from bench.soak import memory
 from statehouse.config import load

@@ -1,7 +1,7 @@
 """What a key's history takes: `python -m bench.history [MILLIONS]` (20 million events over a million keys).
 
 A changelog as ingestion leaves it, as maintenance compacts it, and compacted by the key (``cluster_by``): its files, how many of them
-may have a key by what the table's log says, and the time of `history` of some keys, each a question of the API's (:mod:`api.lake`).
+may have a key by what the table's log says, and the time of `history` of some keys, each a question of the API's (:mod:`api.reads.lake`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from api.engine.changelog import may_have
-from api.lake import Lake
+from api.reads.lake import Lake
 from api.replica.replica import Replica
 from bench.growth import configured, write
 from jobs.lake import create_stream

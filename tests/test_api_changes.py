@@ -352,10 +352,10 @@ def test_what_is_too_long_ago(
     client = app.test_client()
     try:
         with monkeypatch.context() as patch:
-            patch.setattr("api.lake.VERSIONS", 3)
+            patch.setattr("api.reads.lake.VERSIONS", 3)
             problem(client.get("/stores/last/changes?position=1"), 410, "changes-gone")
         with monkeypatch.context() as patch:
-            patch.setattr("api.lake.MOST", 3)
+            patch.setattr("api.reads.lake.MOST", 3)
             problem(client.get("/stores/last/changes?position=1"), 410, "changes-gone")
         (Path(sales.path) / "_delta_log" / f"{2:020}.json").rename(Path(sales.path) / "away")
         problem(client.get("/stores/last/changes?position=0"), 410, "changes-gone")

@@ -31,7 +31,7 @@ from api import create_app
 from api.engine.keys import kafka_key
 from api.engine.shards import Shards, murmur2s, number, numbers
 from api.engine.types import canonical
-from api.fleet import ranked
+from api.fleet.membership import ranked
 from statehouse.config import Config, load
 from statehouse.partitioner import murmur2, text
 from tests.records import children, free_port

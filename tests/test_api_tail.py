@@ -159,7 +159,7 @@ def test_a_new_process_goes_on_from_what_was_kept_as_long_as_it_can(spark, fille
 
 
 def test_the_past_of_a_key_is_the_oracles(spark, filled, monkeypatch):
-    monkeypatch.setattr("api.lake.FILES", 2)  # so that there are some parts
+    monkeypatch.setattr("api.reads.lake.FILES", 2)  # so that there are some parts
     config, events = filled
     ingest = Ingest(spark, config, config.streams["s"])
     records, new = drawn(77, 60, first=COUNT)

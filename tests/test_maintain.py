@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 
 import jobs.maintain
 from api.engine.changelog import may_have
-from api.lake import Lake
+from api.reads.lake import Lake
 from api.replica.replica import Replica
 from jobs.attempts import Attempts
 from jobs.ingest import Ingest

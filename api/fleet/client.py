@@ -12,7 +12,7 @@ import urllib3
 from urllib3.util import Timeout
 
 from api.errors import TITLES, Problem
-from api.fleet import Fleet
+from api.fleet.membership import Fleet
 
 SHARDS = "Statehouse-Shards"  # a header: numbers, separated by commas
 PLACE = "Statehouse-Position"  # the header of a scan that says where to follow the changes from

@@ -25,8 +25,8 @@ import urllib3
 from urllib3.exceptions import MaxRetryError, NewConnectionError, TimeoutError
 from urllib3.util import Retry, Timeout
 
-from api import lines
 from api.engine.shards import Shards
+from api.fleet import connections
 from statehouse.config import Api
 
 ASK_SECONDS, ANSWER_SECONDS = 0.5, 1.0  # between two questions, and for the answer to one
@@ -61,7 +61,7 @@ class Fleet:
     limits: Api
     held: Callable[[], frozenset[int]]
     hold: Callable[[Shards], None]
-    http: urllib3.PoolManager = field(default_factory=lambda: lines.manager(CONNECTIONS))
+    http: urllib3.PoolManager = field(default_factory=lambda: connections.manager(CONNECTIONS))
 
     def __post_init__(self) -> None:
         assert self.limits.address is not None
@@ -213,7 +213,7 @@ class Fleet:
                 log.info("instance %s does not answer: %s", peer.address, error)
             peer.up, peer.error = False, str(error) or type(error).__name__
             if isinstance(error.reason if isinstance(error, MaxRetryError) else error, TimeoutError):
-                lines.hang_up(
+                connections.hang_up(
                     peer.address
                 )  # what else it was asked for it does not answer either: others are asked now
             if isinstance(error, NewConnectionError) and peer.heard is not None:

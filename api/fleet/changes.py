@@ -16,10 +16,10 @@ from urllib.parse import quote
 
 import urllib3
 
-from api.client import FAILURES, streamed
 from api.errors import Problem
-from api.fleet import Fleet
-from api.forward import assigned
+from api.fleet.client import FAILURES, streamed
+from api.fleet.membership import Fleet
+from api.fleet.routing import assigned
 
 HEARTBEAT = 5.0  # seconds; every instance's stream has one
 AGAIN = 0.5  # seconds after which it is looked again who has some shards

@@ -12,16 +12,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import urllib3
 
-from api.client import FAILURES, OFFSETS, PLACE, FleetRequest, streamed
 from api.engine import keys
 from api.engine.columns import Columns, Key, count, joined
 from api.engine.deadline import Deadline
 from api.engine.media_types import ARROW
 from api.engine.shards import Shards
 from api.engine.where import Where
-from api.forward import ahead, assigned, least, only
+from api.fleet.client import FAILURES, OFFSETS, PLACE, FleetRequest, streamed
+from api.fleet.routing import ahead, assigned, least, only
+from api.reads.scans import pages
 from api.replica.snapshot import Inside, Snapshot
-from api.scans import pages
 
 MOST = 10**9  # rows of a scan
 

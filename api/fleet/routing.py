@@ -1,6 +1,6 @@
-"""What an instance of a fleet asks of the others: a key, or many keys. (Of a scan their part: :mod:`api.fleet_scan`.)
+"""What an instance of a fleet asks of the others: a key, or many keys. (Of a scan their part: :mod:`api.fleet.scan`.)
 
-A request between instances says in the header :data:`api.client.SHARDS` of which shards it is, and is answered from what is here or refused
+A request between instances says in the header :data:`api.fleet.client.SHARDS` of which shards it is, and is answered from what is here or refused
 (421): it never goes on to a third one. The caller's token goes with it.
 """
 
@@ -11,10 +11,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
-from api.client import BACK, ELSEWHERE, OFFSETS, FleetRequest, Reply, asked, passed
 from api.engine.shards import listed, number
 from api.errors import Problem
-from api.fleet import Fleet
+from api.fleet.client import BACK, ELSEWHERE, OFFSETS, FleetRequest, Reply, asked, passed
+from api.fleet.membership import Fleet
 from api.replica.snapshot import Snapshot
 
 SOME = 200  # keys that are looked up before it is known how long their rows are
