@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def create_app(config: Config) -> Flask:
     """The API and its pages as a WSGI app. Raises ConfigError where the file of tokens is wrong."""
     # Not before it is wanted: the process that starts the workers has no use for what takes them a second to import.
-    from api import app
     from api.console import pages
+    from api.http import app
 
     return app.create_app(config, pages.install)

@@ -17,8 +17,8 @@ from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext,
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from api.context import GONE
-from api.fast import OF_SHARDS, Wsgi
+from api.http.context import GONE
+from api.http.point_reads import OF_SHARDS, Wsgi
 
 PIECES = 8  # that are made at once, of answers to callers; and as many of those to other instances
 EVENTS = b"text/event-stream"
@@ -148,7 +148,7 @@ class Answer:
 
 
 def environ(scope: Any) -> dict[str, Any]:
-    """A request as WSGI has it, without the body. ``REQUEST_URI`` is the path as it was sent, for :mod:`api.paths`."""
+    """A request as WSGI has it, without the body. ``REQUEST_URI`` is the path as it was sent, for :mod:`api.http.paths`."""
     raw, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
     host, port = scope["server"] or ("localhost", 80)
     made = {

@@ -12,10 +12,10 @@ from urllib.parse import quote
 from flask import Blueprint, Response, current_app, render_template, request
 
 from api.console.screens import page_of
-from api.declared import Answer, declared
 from api.engine import exact_json
 from api.engine.media_types import JSON
-from api.openapi import document
+from api.http.openapi.contract import Answer, declared
+from api.http.openapi.document import document
 
 docs = Blueprint("docs", __name__)
 

@@ -24,9 +24,9 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from api.bridge import Bridge
-from api.context import GONE
 from api.engine.shards import listed
-from api.fast import Fast, Wsgi
+from api.http.context import GONE
+from api.http.point_reads import Fast, Wsgi
 from api.room import Room
 
 # Longer than proxies keep a connection that they do not use (nginx: 60), or a request may cross its end.

@@ -23,9 +23,9 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from api import tokens
 from api.engine import duck
 from api.engine.memory import ALLOCATORS, begun
+from api.http import tokens
 from statehouse import logs
 from statehouse.config import Api, Config
 from statehouse.errors import ConfigError, StatehouseError
@@ -148,7 +148,7 @@ def _server(config: Config, host: str, port: int) -> tuple[uvicorn.Server, socke
     import uvicorn
 
     from api import create_app
-    from api.fast import Fast
+    from api.http.point_reads import Fast
     from api.loop import HEAD, Limits, settings
 
     # With it DuckDB reads a table of Arrow's through a scanner, to leave out columns: twice the time of a few rows. Who needs it has it by now.

@@ -20,9 +20,10 @@ import pytest
 from deltalake import DeltaTable
 from flask import Flask
 
-from api import changes, create_app
-from api.changes import Held
+from api import create_app
 from api.errors import Problem
+from api.http import changes
+from api.http.changes import Held
 from api.replica.changed_keys import Recent
 from api.replica.snapshot import Snapshot
 from jobs.ingest import Ingest

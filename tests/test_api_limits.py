@@ -20,15 +20,17 @@ from flask.testing import FlaskClient
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from api import bridge, changes, create_app, idempotency, producer, server
-from api.app import LOOKS, WAITS
-from api.context import GONE
+from api import bridge, create_app, server
 from api.engine import deadline
 from api.engine.deadline import Deadline, Turns
 from api.errors import Problem
-from api.rate import Rate
+from api.http import changes
+from api.http.app import LOOKS, WAITS
+from api.http.context import GONE
+from api.http.rate import Rate
 from api.reads import lake
 from api.reads.lake import WAITING, Lake
+from api.writes import idempotency, producer
 from tests.test_api_bulk import post
 from tests.test_api_lake import State, eventually
 from tests.test_api_reads import problem

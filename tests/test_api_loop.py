@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 
 from api import loop
-from api.context import GONE
+from api.http.context import GONE
 from api.loop import ROOM, Connection, Limits, Said, in_ascii, parts, said, settings
 from api.room import Room
 from tests.test_api_lake import eventually

@@ -14,9 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, ValidationError, validators
 
-from api import schemas
 from api.engine import exact_json, keys
 from api.engine.types import canonical, conforming, whole
+from api.http.openapi import schemas
 
 
 def _matches(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[ValidationError]:
@@ -131,7 +131,7 @@ def test_the_schema_of_a_value_is_what_is_taken(kind: str, values: st.SearchStra
     )
     def agree(value: object) -> None:
         if value is None:
-            return  # what null means is the reducer's, see api.writes
+            return  # what null means is the reducer's, see api.http.writes
         try:
             conforming(value, kind)
         except ValueError:

@@ -15,11 +15,12 @@ from confluent_kafka import Consumer, Message, TopicPartition
 from flask import Flask
 from flask.testing import FlaskClient
 
-from api import bulk, create_app, producer
+from api import create_app
 from api.engine import exact_json
 from api.engine.types import canonical, conforming
 from api.errors import Problem
-from api.events import set_to
+from api.writes import bulk, producer
+from api.writes.events import set_to
 from statehouse.config import Config
 from tests.test_api_lake import YAML, State, configured
 from tests.test_api_reads import STRANGE, at, problem
@@ -259,7 +260,7 @@ def test_an_absent_kafka_is_no_reason_to_talk(tmp_path: Path) -> None:
     """The client's own log lines go to the process's stderr, so this looks at a process."""
     (tmp_path / "statehouse.yaml").write_text(YAML.format(bootstrap="127.0.0.1:1"))
     script = (
-        "import sys; from api import create_app, producer; from statehouse.config import load;"
+        "import sys; from api import create_app; from api.writes import producer; from statehouse.config import load;"
         "producer.ACKNOWLEDGED_MS = 1500; app = create_app(load(sys.argv[1], {}));"
         "print(app.test_client().delete('/stores/last/keys/k').status_code)"
     )

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from api.engine.types import conforming
-from api.events import set_to
 from api.replica.replica import Replica
+from api.writes.events import set_to
 from jobs import send
 from jobs.ingest import Ingest
 from jobs.lake import differing, outdated

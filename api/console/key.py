@@ -10,7 +10,6 @@ from urllib.parse import quote, urlencode
 from flask import render_template, request
 from werkzeug.exceptions import HTTPException
 
-from api import paths
 from api.console import charts, words
 from api.console.format import key_of, plain, stamp
 from api.console.screens import ask, asked, screen
@@ -18,6 +17,7 @@ from api.console.store import key_names
 from api.console.votes import Reports, result, votes
 from api.engine.types import canonical
 from api.errors import Problem
+from api.http import paths
 from statehouse.reducers import REDUCERS, parse_reduce
 
 EVENTS = 100

@@ -10,10 +10,10 @@ from flask import Blueprint, Flask, Response, abort, current_app, render_templat
 
 from api.console import format
 from api.console.kept import Kept
-from api.context import GONE
 from api.engine import exact_json
 from api.errors import TITLES, Problem
-from api.gate import COOKIE, WITHIN, csrf_token
+from api.http.access import COOKIE, WITHIN, csrf_token
+from api.http.context import GONE
 
 HTML, JSON = "text/html", "application/json"
 PASSED = ("REMOTE_ADDR", "HTTP_AUTHORIZATION", "HTTP_COOKIE", GONE)  # of the request: whoever looks asks

@@ -22,7 +22,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from api.declared import Answer, declared
+from api.http.openapi.contract import Answer, declared
 from api.replica.replica import Replica
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"

@@ -10,15 +10,16 @@ import duckdb
 from deltalake.exceptions import DeltaError
 from flask import Blueprint, Response, request
 
-from api import answers, paths, schemas
-from api.context import answer, elsewhere, limit_of, the_lake, the_replica, the_snapshot
-from api.declared import Answer, Parameter, declared
 from api.engine import keys
 from api.engine.media_types import JSON
 from api.errors import Problem
 from api.fleet import routing
+from api.http import paths
+from api.http.context import answer, elsewhere, limit_of, the_lake, the_replica, the_snapshot
+from api.http.openapi import answers, schemas
+from api.http.openapi.contract import Answer, Parameter, declared
+from api.http.stores import FRESH, UNREAD, VERSION, freshness, get_key, provisional
 from api.replica.snapshot import Snapshot
-from api.stores import FRESH, UNREAD, VERSION, freshness, get_key, provisional
 from statehouse.config import Store
 from statehouse.tables import opened, table
 

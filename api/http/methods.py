@@ -11,8 +11,8 @@ from flask import Flask, Response, current_app, request
 from flask.globals import request_ctx
 from werkzeug.exceptions import NotFound
 
-from api import paths
 from api.errors import Problem
+from api.http import paths
 
 BELOW = ("history", "reports")
 FREE = {"stores": paths.SEGMENTS - 1, "tasks": 1}  # segments before a key or an id, which is written as it needs to be

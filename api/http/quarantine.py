@@ -6,15 +6,16 @@ import re
 
 from flask import Blueprint, Response, request
 
-from api import answers, audit, schemas
-from api.context import answer, body_of, the_lake, the_replica
-from api.declared import Answer, Body, Parameter, Place, declared
 from api.engine import exact_json, keys
 from api.engine.media_types import JSON
 from api.errors import Problem, refused
-from api.past import LIMIT, SLOW, limit_asked
-from api.schemas import Schema
-from api.writes import a_look, writes
+from api.http import audit
+from api.http.context import answer, body_of, the_lake, the_replica
+from api.http.history import LIMIT, SLOW, limit_asked
+from api.http.openapi import answers, schemas
+from api.http.openapi.contract import Answer, Body, Parameter, Place, declared
+from api.http.openapi.schemas import Schema
+from api.http.writes import a_look, writes
 from statehouse.config import Stream
 from statehouse.requeue import MOST, requeue
 from statehouse.requeue import Place as Refused

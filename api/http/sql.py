@@ -17,17 +17,18 @@ from typing import Any
 import pyarrow as pa
 from flask import Blueprint, Response, current_app, request
 
-from api import answers, formats, schemas
-from api.context import answer, body_of, limit_of, listed, the_deadline
-from api.declared import Answer, Body, Parameter, Place, declared, of
 from api.engine.columns import Columns, lines
 from api.engine.deadline import LOOK, Deadline, Turns
 from api.engine.exact_json import dumps
 from api.engine.media_types import ARROW, CSV, JSON, NDJSON
 from api.engine.types import whole
 from api.errors import Problem, refused
+from api.http import formats
+from api.http.context import answer, body_of, limit_of, listed, the_deadline
+from api.http.openapi import answers, schemas
+from api.http.openapi.contract import Answer, Body, Parameter, Place, declared, of
+from api.http.openapi.schemas import Schema
 from api.reads.sql_process import NO_MEMORY, Failure, Result, Statement, receive, send, shown
-from api.schemas import Schema
 from statehouse.config import Config
 from statehouse.tables import opened, table, tasks_table
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from flask import Blueprint, Response, current_app
 
-from api import answers
-from api.context import answer
-from api.declared import Answer, declared
 from api.engine.media_types import JSON
+from api.http.context import answer
+from api.http.openapi import answers
+from api.http.openapi.contract import Answer, declared
 
 processors = Blueprint("processors", __name__)
 ALONE = {

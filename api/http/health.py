@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from flask import Blueprint, Response
 
-from api import answers
-from api.context import answer, the_replica
-from api.declared import Answer, declared
 from api.engine.media_types import JSON
 from api.errors import RETRY_AFTER, Problem
+from api.http.context import answer, the_replica
+from api.http.openapi import answers
+from api.http.openapi.contract import Answer, declared
 
 health = Blueprint("health", __name__)
 OK = Answer("it is so", {JSON: answers.record({"status": {"const": "ok"}})})

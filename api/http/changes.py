@@ -19,18 +19,18 @@ from typing import NamedTuple
 
 from flask import Blueprint, Response, current_app, request
 
-from api.context import fleet_request, the_fleet, the_lake, the_replica, the_snapshot
-from api.declared import Answer, Parameter, declared
 from api.engine.columns import Key
 from api.engine.exact_json import dumps
 from api.engine.shards import Shards
 from api.errors import RETRY_AFTER, Problem, refused
 from api.fleet import routing
 from api.fleet.changes import Gathered
+from api.http.context import fleet_request, the_fleet, the_lake, the_replica, the_snapshot
+from api.http.openapi.contract import Answer, Parameter, declared
+from api.http.openapi.schemas import Schema
 from api.reads.lake import Lake
 from api.replica.replica import Replica
 from api.replica.snapshot import Snapshot
-from api.schemas import Schema
 from statehouse.tables import opened, table
 
 STREAMS = 64  # of a process: each holds a thread

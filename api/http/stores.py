@@ -15,8 +15,17 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from flask import Blueprint, Response, current_app, request
 
-from api import answers, formats, paths, schemas
-from api.context import (
+from api.engine import columns, keys, where
+from api.engine.columns import Columns, count, fitting, joined, size
+from api.engine.exact_json import dumps
+from api.engine.media_types import ARROW, CSV, JSON, NDJSON
+from api.engine.types import canonical, whole
+from api.errors import Problem, refused
+from api.fleet import routing
+from api.fleet.client import PLACE, said
+from api.fleet.scan import Scan
+from api.http import formats, paths
+from api.http.context import (
     answer,
     body_of,
     caller_gone,
@@ -31,21 +40,13 @@ from api.context import (
     the_snapshot,
     the_store,
 )
-from api.declared import Answer, Body, Parameter, Place, declared
-from api.engine import columns, keys, where
-from api.engine.columns import Columns, count, fitting, joined, size
-from api.engine.exact_json import dumps
-from api.engine.media_types import ARROW, CSV, JSON, NDJSON
-from api.engine.types import canonical, whole
-from api.errors import Problem, refused
-from api.fleet import routing
-from api.fleet.client import PLACE, said
-from api.fleet.scan import Scan
+from api.http.openapi import answers, schemas
+from api.http.openapi.contract import Answer, Body, Parameter, Place, declared
+from api.http.openapi.schemas import Schema
 from api.reads import scans
 from api.reads.lake import Past
 from api.reads.read_your_writes import After
 from api.replica.snapshot import Row, Snapshot
-from api.schemas import Schema
 from statehouse.config import Api, Store
 from statehouse.tables import opened, table
 

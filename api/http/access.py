@@ -10,8 +10,8 @@ from collections.abc import Hashable
 from flask import Flask, g, request
 
 from api.errors import Problem
-from api.rate import Rate
-from api.tokens import Holder, Tokens
+from api.http.rate import Rate
+from api.http.tokens import Holder, Tokens
 from statehouse.config import Api
 
 OPEN = ("health", "processors", "console")  # the blueprints that anyone may ask

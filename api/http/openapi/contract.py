@@ -1,4 +1,4 @@
-"""What a route takes and answers, declared on its view: the requests are held to it, and :mod:`api.openapi` shows it.
+"""What a route takes and answers, declared on its view: the requests are held to it, and :mod:`api.http.openapi.document` shows it.
 
 ::
 
@@ -21,7 +21,7 @@ from urllib.parse import unquote_to_bytes
 from flask import current_app, request
 
 from api.errors import Problem
-from api.schemas import Schema
+from api.http.openapi.schemas import Schema
 from statehouse.config import Config, Store
 from statehouse.fold import Rule
 
@@ -106,7 +106,7 @@ def declared(
     closed: bool = True,
 ) -> Callable[[View], View]:
     """Declare what a view takes and answers. ``problems`` are those of its own, by status; what every route of its kind may
-    answer is added by :mod:`api.openapi`."""
+    answer is added by :mod:`api.http.openapi.document`."""
     made = Operation(tuple(parameters), tuple(headers), body, answers, problems or {}, only, closed)
 
     def wrap(view: View) -> View:

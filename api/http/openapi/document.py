@@ -13,11 +13,11 @@ from typing import Any
 from flask import Blueprint, Flask, Response, current_app, request
 from werkzeug.routing import Rule as Route
 
-from api import answers, schemas
-from api.context import answer
-from api.declared import Answer, Operation, Parameter, Place, declared, of, place
 from api.engine.media_types import JSON
-from api.gate import OPEN
+from api.http.access import OPEN
+from api.http.context import answer
+from api.http.openapi import answers, schemas
+from api.http.openapi.contract import Answer, Operation, Parameter, Place, declared, of, place
 
 openapi = Blueprint("openapi", __name__)
 PROBLEM = "application/problem+json"
@@ -121,7 +121,7 @@ def _parts(where: Place) -> Iterator[dict[str, Any]]:
 
 
 def _texts(where: Place) -> int:
-    """How many parts of the key are text: where more than one is, none can have a '/' in a path, see api.paths."""
+    """How many parts of the key are text: where more than one is, none can have a '/' in a path, see api.http.paths."""
     assert where.store is not None
     return len(where.store.keys) if where.kinds is None else [k.upper() for k in where.kinds].count("STRING")
 

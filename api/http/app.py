@@ -9,26 +9,26 @@ from dataclasses import dataclass, field
 from flask import Flask
 from werkzeug.routing import BaseConverter
 
-from api import audit, compress, cors, gate, methods, metrics, problems
-from api.changes import STREAMS, follows
-from api.context import caller_gone, check_shards
 from api.engine.deadline import Turns
-from api.fast import Fast
 from api.fleet.membership import Fleet
-from api.health import health
-from api.idempotency import Idempotency
-from api.openapi import openapi
-from api.past import past
-from api.processors import processors
-from api.producer import Producer
-from api.quarantine import refusals
+from api.http import access, audit, compress, cors, methods, metrics, problems
+from api.http.changes import STREAMS, follows
+from api.http.context import caller_gone, check_shards
+from api.http.health import health
+from api.http.history import past
+from api.http.openapi.document import openapi
+from api.http.point_reads import Fast
+from api.http.processors import processors
+from api.http.quarantine import refusals
+from api.http.sql import SqlProcess, sql
+from api.http.stores import reads
+from api.http.tables import Logs, lake_tables
+from api.http.tasks import tasks
+from api.http.writes import writes
 from api.reads.lake import Lake
 from api.replica.replica import Replica
-from api.sql import SqlProcess, sql
-from api.stores import reads
-from api.tables import Logs, lake_tables
-from api.tasks import tasks
-from api.writes import writes
+from api.writes.idempotency import Idempotency
+from api.writes.producer import Producer
 from statehouse.config import Config
 
 LOOKS = 16  # into Kafka at once, for a task that is not known
@@ -50,7 +50,7 @@ class Api:
     turns: Turns = field(default_factory=Turns)  # of those who scan
     sql: SqlProcess = field(default_factory=SqlProcess)
     logs: Logs = field(init=False)
-    gate: gate.Gate = field(init=False)
+    gate: access.Gate = field(init=False)
     # Reads that wait with `after`.
     waits: threading.BoundedSemaphore = field(default_factory=lambda: threading.BoundedSemaphore(WAITS))
 
@@ -87,7 +87,7 @@ def create_app(config: Config, *above: Callable[[Flask], None]) -> Flask:
     compress.install(app)
     cors.install(app, config.api.cors)
     audit.install(app)
-    api.gate = passing = gate.install(app, config.api)
+    api.gate = passing = access.install(app, config.api)
     api.logs = Logs(config)
     methods.install(app)
     app.before_request(check_shards)

@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from api import paths
-from api.compress import LEAST
 from api.engine.shards import listed
-from api.gate import Gate
-from api.metrics import Reads
+from api.http import paths
+from api.http.access import Gate
+from api.http.compress import LEAST
+from api.http.metrics import Reads
+from api.http.stores import point
 from api.replica.locks import WAY
 from api.replica.replica import Replica
-from api.stores import point
 
 PAGE = "text/html"  # who accepts it may want a screen
 OTHERS = ("HTTP_IF_NONE_MATCH", "HTTP_ORIGIN", "HTTP_TRANSFER_ENCODING")

@@ -12,13 +12,13 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from flask import Blueprint, Response, current_app
 
-from api import answers, schemas
-from api.context import answer, the_replica
-from api.declared import Answer, declared
 from api.engine.media_types import JSON
 from api.errors import Problem
-from api.past import limit_asked
-from api.sql import tables as tables_of
+from api.http.context import answer, the_replica
+from api.http.history import limit_asked
+from api.http.openapi import answers, schemas
+from api.http.openapi.contract import Answer, declared
+from api.http.sql import tables as tables_of
 from statehouse.config import Config
 from statehouse.tables import byte_count, opened, row_count
 

@@ -15,14 +15,16 @@ from typing import Any
 
 from flask import Blueprint, Response, current_app, g, request
 
-from api import answers, audit, bulk, events, paths, schemas
-from api.context import answer, body_of, raw_of, the_rule
-from api.declared import Answer, Body, Parameter, Place, declared
 from api.engine.media_types import JSON, NDJSON
 from api.errors import Problem, refused
-from api.idempotency import HEADER
-from api.producer import Record, Token
-from api.schemas import Schema
+from api.http import audit, paths
+from api.http.context import answer, body_of, raw_of, the_rule
+from api.http.openapi import answers, schemas
+from api.http.openapi.contract import Answer, Body, Parameter, Place, declared
+from api.http.openapi.schemas import Schema
+from api.writes import bulk, events
+from api.writes.idempotency import HEADER
+from api.writes.producer import Record, Token
 from statehouse.config import Store
 
 writes = Blueprint("writes", __name__)

@@ -12,17 +12,19 @@ from typing import Any
 
 from flask import Blueprint, Response, current_app, request
 
-from api import answers, audit, bulk, events, schemas
-from api.context import answer, body_of, the_lake, the_rule
-from api.declared import Answer, Body, Parameter, Place, declared, place
 from api.engine import exact_json, keys
 from api.engine.media_types import JSON
 from api.engine.types import conforming
 from api.errors import Problem, refused
-from api.past import SLOW, limit_asked
-from api.producer import Record, Token
-from api.schemas import Schema
-from api.writes import IDEMPOTENCY, UNSENT, a_look, key_of, set_of, writes, written
+from api.http import audit
+from api.http.context import answer, body_of, the_lake, the_rule
+from api.http.history import SLOW, limit_asked
+from api.http.openapi import answers, schemas
+from api.http.openapi.contract import Answer, Body, Parameter, Place, declared, place
+from api.http.openapi.schemas import Schema
+from api.http.writes import IDEMPOTENCY, UNSENT, a_look, key_of, set_of, writes, written
+from api.writes import bulk, events
+from api.writes.producer import Record, Token
 from statehouse import kafka, topics
 from statehouse.config import Config, Store
 from statehouse.fold import Rule

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from api.declared import Parameter, Place
+from api.http.openapi.contract import Parameter, Place
+from api.http.openapi.schemas import ANY, COUNT, TEXT, Schema, cursor_pattern, integer, matching, nullable, shown
 from api.reads.lake import CHANGES
-from api.schemas import ANY, COUNT, TEXT, Schema, cursor_pattern, integer, matching, nullable, shown
 
 POSITION: Schema = {
     "type": ["integer", "null"],

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from api import events
 from api.engine import keys
 from api.engine.exact_json import decoded, dumps
 from api.engine.types import whole
 from api.errors import Problem, refused
-from api.producer import Record
+from api.writes import events
+from api.writes.producer import Record
 from statehouse.config import Store
 from statehouse.fold import Rule
 
