@@ -17,7 +17,7 @@ from flask.testing import FlaskClient
 
 from api import create_app
 from api.http.tokens import Tokens, read
-from api.server import serve
+from api.server.supervisor import serve
 from statehouse.config import Api, Config
 from statehouse.errors import ConfigError
 from tests.test_api_reads import problem

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flask import Flask
 
 from api.console import diff, home, key, quarantine, screens, session, sql, store, tables, tasks
-from api.docs import docs
+from api.console.docs import docs
 
 # Each registers its screens.
 SCREENS = (diff, home, key, quarantine, session, sql, store, tables, tasks)

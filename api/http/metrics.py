@@ -1,7 +1,7 @@
 """``/metrics`` for Prometheus: requests, replicas, the process.
 
 With several workers the requests are summed over all of them, by prometheus-client's files in
-``$PROMETHEUS_MULTIPROC_DIR``, which :mod:`api.server` sets. Replicas and process are of the worker that answers: each
+``$PROMETHEUS_MULTIPROC_DIR``, which :mod:`api.server.supervisor` sets. Replicas and process are of the worker that answers: each
 worker follows the whole lake.
 """
 

@@ -2,7 +2,7 @@
 
 The parts of a composite key are separated by '/', and each is percent-encoded, so that a part may
 hold an encoded '/'. WSGI hands over the path decoded, where that '/' looks like any other. So a server is asked
-for the raw path, which `statehouse serve` (:mod:`api.bridge`), gunicorn, uWSGI and werkzeug give. Under one that
+for the raw path, which `statehouse serve` (:mod:`api.server.wsgi`), gunicorn, uWSGI and werkzeug give. Under one that
 does not, a path with too many parts is still clear when just one part of the key is text, as numbers and times
 have no '/'; otherwise it is refused.
 """

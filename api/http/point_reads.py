@@ -4,7 +4,7 @@ Flask spends more on a request than the read itself costs. So a plain GET of a k
 else (parameters, a conditional or cross-origin request, a key that is absent or wrong, a caller who may not read) goes on to
 Flask's route, which says the same of the plain ones: a test holds that.
 
-It is asked twice: in the event loop (:mod:`api.loop`), where nothing may be waited for, and in a thread in front of Flask,
+It is asked twice: in the event loop (:mod:`api.server.protocol`), where nothing may be waited for, and in a thread in front of Flask,
 where a read may wait for a fold or a query.
 """
 

@@ -149,7 +149,7 @@ def _server(config: Config, host: str, port: int) -> tuple[uvicorn.Server, socke
 
     from api import create_app
     from api.http.point_reads import Fast
-    from api.loop import HEAD, Limits, settings
+    from api.server.protocol import HEAD, Limits, settings
 
     # With it DuckDB reads a table of Arrow's through a scanner, to leave out columns: twice the time of a few rows. Who needs it has it by now.
     sys.modules["pyarrow.dataset"] = None  # type: ignore[assignment]  # it is not to be had

@@ -1,11 +1,11 @@
 """A connection in a worker's event loop. Plain point reads are answered here, at once; all else goes on to Flask in a thread
-(:mod:`api.bridge`), by uvicorn's own ways.
+(:mod:`api.server.wsgi`), by uvicorn's own ways.
 
 A thread of its own costs a read more than the read: the loop and the threads have to take turns with the interpreter. So what
 need not wait is not handed over.
 
 What a slow caller may take is bounded here: how long a head, a body and the reading of an answer may last, and how many bytes are
-kept for all of them together (:mod:`api.room`).
+kept for all of them together (:mod:`api.server.room`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import uvicorn
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from api.bridge import Bridge
 from api.engine.shards import listed
 from api.http.context import GONE
 from api.http.point_reads import Fast, Wsgi
-from api.room import Room
+from api.server.room import Room
+from api.server.wsgi import Bridge
 
 # Longer than proxies keep a connection that they do not use (nginx: 60), or a request may cross its end.
 IDLE_SECONDS = 65
