@@ -22,8 +22,8 @@ from flask import Flask
 
 from api import create_app
 from api.errors import Problem
-from api.http import changes
-from api.http.changes import Held
+from api.reads import changes
+from api.reads.changes import Held
 from api.replica.changed_keys import Recent
 from api.replica.snapshot import Snapshot
 from jobs.ingest import Ingest

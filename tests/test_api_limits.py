@@ -24,11 +24,10 @@ from api import create_app
 from api.engine import deadline
 from api.engine.deadline import Deadline, Turns
 from api.errors import Problem
-from api.http import changes
 from api.http.app import LOOKS, WAITS
 from api.http.context import GONE
 from api.http.rate import Rate
-from api.reads import lake
+from api.reads import changes, lake
 from api.reads.lake import WAITING, Lake
 from api.server import supervisor, wsgi
 from api.writes import idempotency, producer

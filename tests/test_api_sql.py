@@ -285,7 +285,7 @@ def test_it_ends_with_the_service(config: Config, tmp_path: Path) -> None:
     program = """
 import os, sys, threading
 from api.engine.deadline import Deadline
-from api.http.sql import SqlProcess
+from api.reads.sql import SqlProcess
 from api.reads.sql_process import Statement
 process = SqlProcess()
 print(process._running().pid, flush=True)

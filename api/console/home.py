@@ -12,8 +12,8 @@ from api.console import charts, words
 from api.console.screens import HTML, ask, page_of, screen
 from api.errors import Problem
 from api.http import changes
-from api.http.changes import Held
 from api.http.openapi.contract import Answer, declared
+from api.reads.changes import Held
 from api.replica.replica import Replica
 from statehouse.config import Config, Store
 

@@ -12,7 +12,7 @@ from werkzeug.routing import BaseConverter
 from api.engine.deadline import Turns
 from api.fleet.membership import Fleet
 from api.http import access, audit, compress, cors, methods, metrics, problems
-from api.http.changes import STREAMS, follows
+from api.http.changes import follows
 from api.http.context import caller_gone, check_shards
 from api.http.health import health
 from api.http.history import past
@@ -20,12 +20,15 @@ from api.http.openapi.document import openapi
 from api.http.point_reads import Fast
 from api.http.processors import processors
 from api.http.quarantine import refusals
-from api.http.sql import SqlProcess, sql
+from api.http.sql import sql
 from api.http.stores import reads
-from api.http.tables import Logs, lake_tables
+from api.http.tables import lake_tables
 from api.http.tasks import tasks
 from api.http.writes import writes
+from api.reads.changes import STREAMS
 from api.reads.lake import Lake
+from api.reads.sql import SqlProcess
+from api.reads.tables import Logs
 from api.replica.replica import Replica
 from api.writes.idempotency import Idempotency
 from api.writes.producer import Producer

@@ -1,24 +1,15 @@
-"""``/sql``: a SELECT over the lake's tables, for analysts and programs.
-
-One statement at a time is answered, by a process of its own (:mod:`api.reads.sql_process`); others wait for their turn. The process is started with the
-first statement, ends where none comes for a while, and is killed where a statement takes longer than ``api: max_time`` or its caller leaves.
-"""
+"""``/sql``: a SELECT over the lake's tables, for analysts and programs."""
 
 from __future__ import annotations
 
 import json
-import select
-import subprocess
-import sys
-import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 from flask import Blueprint, Response, current_app, request
 
 from api.engine.columns import Columns, lines
-from api.engine.deadline import LOOK, Deadline, Turns
 from api.engine.exact_json import dumps
 from api.engine.media_types import ARROW, CSV, JSON, NDJSON
 from api.engine.types import whole
@@ -28,104 +19,18 @@ from api.http.context import answer, body_of, limit_of, listed, the_deadline
 from api.http.openapi import answers, schemas
 from api.http.openapi.contract import Answer, Body, Parameter, Place, declared, of
 from api.http.openapi.schemas import Schema
-from api.reads.sql_process import NO_MEMORY, Failure, Result, Statement, receive, send, shown
+from api.reads.sql import SqlProcess, tables
+from api.reads.sql_process import Failure, Result, Statement, shown
 from statehouse.config import Config
-from statehouse.tables import opened, table, tasks_table
+from statehouse.tables import opened
 
 DEFAULT_LIMIT = 1000
 MOST_STREAMED = 1_000_000  # rows
 LONGEST = 20_000  # characters of a statement
-IDLE_SECONDS = 300.0
 PAGE = 5000  # rows that are written at once
 VERSIONS = "Statehouse-Versions"  # of the tables, as JSON
 
 sql = Blueprint("sql", __name__)
-
-
-class SqlProcess:
-    """The process that answers, and the line of those who wait for it. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._turns = Turns(at_once=1)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._idle: threading.Timer | None = None
-        self._starting = threading.Lock()
-        self._stopped = False
-
-    def ask(self, statement: Statement, limit: Deadline) -> Result | Failure:
-        """What the process answers. Raises a problem where that takes too long or too many wait."""
-        mine = Deadline(limit.left, lambda: not limit.left, self._turns)
-        with mine.turn():
-            if self._idle:
-                self._idle.cancel()
-            try:
-                return self._asked(statement, limit)
-            finally:
-                self._idle = threading.Timer(IDLE_SECONDS, self._let_go)
-                self._idle.daemon = True
-                self._idle.start()
-
-    def stop(self) -> None:
-        """End the process, for good."""
-        with self._starting:
-            self._stopped = True
-        self._end()
-
-    def _end(self) -> None:
-        if self._idle:
-            self._idle.cancel()
-        process, self._process = self._process, None
-        if process:
-            process.kill()
-            process.wait()
-
-    def _asked(self, statement: Statement, limit: Deadline) -> Result | Failure:
-        process = self._running()
-        assert process.stdin and process.stdout
-        try:
-            send(process.stdin, statement)
-            while not select.select([process.stdout], [], [], min(LOOK, limit.left))[0]:
-                limit.check()
-            answer = receive(process.stdout)
-        except BaseException:
-            self._end()  # it may be at work yet
-            raise
-        if answer is None:
-            self._end()
-            return Failure(NO_MEMORY)
-        return answer
-
-    def _running(self) -> subprocess.Popen[bytes]:
-        """The process, which is started where there is none."""
-        with self._starting:
-            if self._stopped:
-                raise Problem(503, "busy", "the service is ending")
-            if self._process is None or self._process.poll() is not None:
-                # With -m its classes would have other names.
-                command = [sys.executable, "-c", "from api.reads.sql_process import main; main()"]
-                self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            return self._process
-
-    def _let_go(self) -> None:
-        if self._turns.turns.acquire(blocking=False):
-            try:
-                self._end()
-            finally:
-                self._turns.turns.release()
-
-
-def tables(config: Config) -> dict[str, str]:
-    """The tables that a statement may name, and where they are."""
-    names: list[tuple[str, Iterable[str]]] = [
-        ("state", config.stores),
-        ("changelog", config.streams),
-        ("quarantine", config.streams),
-    ]
-    found = {f"{kind}.{name}": table(config, kind, name) for kind, those in names for name in those}
-    routed = [route.to.table for route in config.routes.values() if route.to.table]
-    found |= {f"routes.{name}": table(config, "routes", name) for name in routed}
-    return found | ({"tasks": tasks_table(config)} if config.tasks is not None else {})
-
 
 LIMIT = answers.limit(DEFAULT_LIMIT)
 

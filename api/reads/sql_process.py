@@ -1,4 +1,4 @@
-"""A process that answers SQL over the lake's tables for :mod:`api.http.sql`, one statement after the other.
+"""A process that answers SQL over the lake's tables for :mod:`api.reads.sql`, one statement after the other.
 
 A process of its own: what a statement takes of the processor and of memory is bounded and taken from no other request, and one that
 does not end is killed. Each statement gets a new database with views of the tables that it names and nothing else: DuckDB may read

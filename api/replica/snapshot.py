@@ -224,7 +224,7 @@ class Snapshot:
 
     @property
     def place(self) -> str:
-        """Where one who has read it all goes on from; see :mod:`api.http.changes`."""
+        """Where one who has read it all goes on from; see :mod:`api.reads.changes`."""
         return f"{self.position or 0}-{self.epoch}"
 
     def last(self, rows: Columns) -> list[str]:
