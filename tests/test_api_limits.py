@@ -29,7 +29,7 @@ from api.http.context import GONE
 from api.http.rate import Rate
 from api.reads import changes, lake
 from api.reads.lake import WAITING, Lake
-from api.server import supervisor, wsgi
+from api.server import worker, wsgi
 from api.writes import idempotency, producer
 from tests.test_api_bulk import post
 from tests.test_api_lake import State, eventually
@@ -357,7 +357,7 @@ def test_only_so_many_bytes(serving) -> None:
 
 def test_there_is_always_a_thread_for_a_point_read() -> None:
     waiting = producer.WAITING + idempotency.WAITING + 2 * (lake.WAITING + 1) + WAITS + LOOKS + changes.STREAMS
-    assert waiting + deadline.WAITING + 2 * wsgi.PIECES < supervisor.THREADS - 64
+    assert waiting + deadline.WAITING + 2 * wsgi.PIECES < worker.THREADS - 64
 
 
 @contextmanager
