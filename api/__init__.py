@@ -1,7 +1,7 @@
 """The serving half: Flask over a replica of the lake in DuckDB. Imports neither Spark nor the jobs.
 
-``create_app`` makes the app; each module is one concern: ``app`` puts them together, ``stores`` reads, ``writes`` writes, ``page``
-is for people, ``gate`` says who may, ``problems`` is what errors look like, ``replica`` follows the lake, ``server`` serves.
+It has rooms, each on top of those before it: ``engine``, ``replica``, ``reads``, ``fleet``, ``http``, ``console``, ``server``; and
+``writes`` beside them. ``errors`` is below all. ``create_app`` puts the API and its pages together.
 """
 
 from __future__ import annotations

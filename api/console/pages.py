@@ -8,7 +8,7 @@ from api.console import diff, home, key, quarantine, screens, session, sql, stor
 from api.console.docs import docs
 
 # Each registers its screens.
-SCREENS = (diff, home, key, quarantine, session, sql, store, tables, tasks)
+MODULES = (diff, home, key, quarantine, session, sql, store, tables, tasks)
 
 
 def install(app: Flask) -> None:
