@@ -1,18 +1,23 @@
 """The serving half: Flask over a replica of the lake in DuckDB. Imports neither Spark nor the jobs.
 
-``create_app`` makes the app; each module is one concern: ``app`` puts them together, ``stores`` reads, ``writes`` writes, ``page``
-is for people, ``gate`` says who may, ``problems`` is what errors look like, ``replica`` follows the lake, ``server`` serves.
+It has rooms, each on top of those before it: ``engine``, ``replica``, ``reads``, ``fleet``, ``http``, ``console``, ``server``; and
+``writes`` beside them. ``errors`` is below all. ``create_app`` puts the API and its pages together.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flask import Flask
+
+    from statehouse.config import Config
 
 
-def __getattr__(name: str) -> Any:
-    if name != "create_app":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def create_app(config: Config) -> Flask:
+    """The API and its pages as a WSGI app. Raises ConfigError where the file of tokens is wrong."""
     # Not before it is wanted: the process that starts the workers has no use for what takes them a second to import.
-    from api.app import create_app
+    from api.console import pages
+    from api.http import app
 
-    return create_app
+    return app.create_app(config, pages.install)

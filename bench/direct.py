@@ -1,7 +1,7 @@
 """What direct reads leave in memory: `python -m bench.direct [READS]` (3,000).
 
 The same reads of `?version=`, in a process each: by DuckDB's delta extension, which leaks some of every scan, and by the files
-that deltalake names (`api/delta.py`).
+that deltalake names (`api/engine/delta.py`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 
 import bench.reads
-from api import delta
-from api.lake import Lake
-from api.replica import Replica
+from api.engine import delta
+from api.reads.lake import Lake
+from api.replica.replica import Replica
 from bench.soak import memory
 from statehouse.config import load
 

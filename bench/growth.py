@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from api import duck
+from api.engine import duck
 from bench.reads import LUA, OURS, ready, wrk
 from bench.soak import children, memory
 from bench.throughput import send

@@ -1,7 +1,7 @@
 """What a key's history takes: `python -m bench.history [MILLIONS]` (20 million events over a million keys).
 
 A changelog as ingestion leaves it, as maintenance compacts it, and compacted by the key (``cluster_by``): its files, how many of them
-may have a key by what the table's log says, and the time of `history` of some keys, each a question of the API's (:mod:`api.lake`).
+may have a key by what the table's log says, and the time of `history` of some keys, each a question of the API's (:mod:`api.reads.lake`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from api.lake import Lake, _may_have
-from api.replica import Replica
+from api.engine.changelog import may_have
+from api.reads.lake import Lake
+from api.replica.replica import Replica
 from bench.growth import configured, write
 from jobs.lake import create_stream
 from jobs.load import load as load_file
@@ -44,7 +45,7 @@ def asked(config: Config, how: str) -> None:
         began = time.monotonic()
         events += len(lake.history(replica.snapshot("total"), [key], None, 1000)[0].rows)
         took.append(time.monotonic() - began)
-        may.append(pc.sum(_may_have({"key": key}, files)).as_py())
+        may.append(pc.sum(may_have({"key": key}, files)).as_py())
     size = pc.sum(files["size_bytes"]).as_py() / 2**20
     median, most = statistics.median(took[1:]), max(took[1:])  # the first one makes the connection
     print(

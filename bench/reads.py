@@ -22,7 +22,7 @@ from pathlib import Path
 from confluent_kafka import Producer
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 
-from api import duck
+from api.engine import duck
 from bench import peer
 from bench.soak import children, memory
 from demo.broker import Broker

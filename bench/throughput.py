@@ -16,7 +16,7 @@ from pathlib import Path
 
 from confluent_kafka import Producer
 
-from api import duck
+from api.engine import duck
 from bench import peer
 from bench.recovery import measured
 from demo.broker import Broker

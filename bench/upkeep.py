@@ -19,7 +19,7 @@ from pathlib import Path
 import duckdb
 from deltalake import DeltaTable
 
-from api import duck
+from api.engine import duck
 from bench.soak import Stage, measured, staged, status_of
 from bench.stopped import Truth, rows
 from statehouse.config import load

@@ -1,7 +1,7 @@
 """``statehouse.yaml``: what a user writes, read and validated; errors name the line.
 
 Nothing here evaluates an expression: that is done by the engines that will run it
-(:mod:`jobs.check` for Spark, :mod:`api.check` for DuckDB).
+(:mod:`jobs.check` for Spark, :mod:`api.engine.check` for DuckDB).
 """
 
 from __future__ import annotations

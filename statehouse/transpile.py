@@ -5,7 +5,7 @@
 * ``max_by`` and ``min_by``: DuckDB's pass over a null value, Spark's do not: ``arg_max_null``, ``arg_min_null``.
 * ``try_url_decode``: DuckDB's ``url_decode`` raises; under ``TRY`` it is null. ``timestamp_millis`` and
   ``timestamp_micros`` have other names.
-* ``upper`` and ``lower``: of what is not ASCII Python's, as DuckDB has one character for each (:data:`CASES`, in :mod:`api.duck`).
+* ``upper`` and ``lower``: of what is not ASCII Python's, as DuckDB has one character for each (:data:`CASES`, in :mod:`api.engine.duck`).
 * ``size`` of what is null is -1. ``timestamp_seconds`` has no other name, ``try_subtract`` and ``try_multiply`` are what they say.
 * ``try_sum`` and ``try_add``: DuckDB's raise where decimals or integers are too large; its sum of integers has room for all.
 * ``from_json`` of a literal type: a cast of JSON, null where it is not of that type; what is binary in it is base64.

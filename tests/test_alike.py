@@ -13,7 +13,8 @@ from urllib.parse import quote
 
 import pytest
 
-from api import arrivals, create_app
+from api import create_app
+from api.replica import arrivals
 from jobs.ingest import Ingest
 from jobs.merge import Merge
 from tests.payloads import ddl, draw_payload, draw_schema, draw_text, write

@@ -11,8 +11,8 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from api import duck
-from api.fold import GUARD
+from api.engine import duck
+from api.engine.fold import GUARD
 from jobs.guard import TRY, install
 from jobs.rules import ddl
 from statehouse.alike import difference, kind_of, nulled

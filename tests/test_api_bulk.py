@@ -15,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from werkzeug.test import TestResponse
 
-from api import bulk, create_app, keys, producer
-from api.problems import Problem
+from api import create_app
+from api.engine import keys
+from api.errors import Problem
+from api.writes import bulk, producer
 from statehouse.config import Api
 from statehouse.kafka import create_topic
 from tests.test_api_lake import configured, rule

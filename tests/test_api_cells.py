@@ -8,9 +8,9 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.cells import cell
-from api.columns import texts
-from api.exact import dumps
+from api.engine.cells import cell
+from api.engine.columns import texts
+from api.engine.exact_json import dumps
 
 MOMENTS = st.datetimes(dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31))
 KINDS = {

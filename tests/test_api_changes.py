@@ -20,11 +20,12 @@ import pytest
 from deltalake import DeltaTable
 from flask import Flask
 
-from api import changes, create_app
-from api.changes import Held
-from api.problems import Problem
-from api.recent import Recent
-from api.snapshot import Snapshot
+from api import create_app
+from api.errors import Problem
+from api.reads import changes
+from api.reads.changes import Held
+from api.replica.changed_keys import Recent
+from api.replica.snapshot import Snapshot
 from jobs.ingest import Ingest
 from jobs.merge import Merge
 from jobs.recover import recover
@@ -352,10 +353,10 @@ def test_what_is_too_long_ago(
     client = app.test_client()
     try:
         with monkeypatch.context() as patch:
-            patch.setattr("api.lake.VERSIONS", 3)
+            patch.setattr("api.reads.lake.VERSIONS", 3)
             problem(client.get("/stores/last/changes?position=1"), 410, "changes-gone")
         with monkeypatch.context() as patch:
-            patch.setattr("api.lake.MOST", 3)
+            patch.setattr("api.reads.lake.MOST", 3)
             problem(client.get("/stores/last/changes?position=1"), 410, "changes-gone")
         (Path(sales.path) / "_delta_log" / f"{2:020}.json").rename(Path(sales.path) / "away")
         problem(client.get("/stores/last/changes?position=0"), 410, "changes-gone")

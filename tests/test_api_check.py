@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from api.check import check
+from api.engine.check import check
 from statehouse.config import load
 from tests.test_api_lake import KINDS, configured, rule
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from api.columns import lines, listed, ndjson, texts
-from api.exact import dumps
-from api.snapshot import Snapshot, of_table
+from api.engine.columns import lines, listed, ndjson, texts
+from api.engine.exact_json import dumps
+from api.replica.snapshot import Snapshot, of_table
 from tests.test_api_lake import configured, rule
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)

@@ -10,7 +10,8 @@ import zstandard
 from flask import Flask, Response
 from flask.testing import FlaskClient
 
-from api import compress, create_app
+from api import create_app
+from api.http import compress
 from tests.test_api_lake import State, configured
 
 PATH = "/stores/last/keys"

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from api import delta, duck
-from api.delta import parts, pin, unpin
+from api.engine import delta, duck
+from api.engine.delta import parts, pin, unpin
 from tests.test_api_lake import MOMENT, ORDER, TIME
 
 REPORT = pa.struct([("value", pa.int32()), ("_order", ORDER)])

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from api import disk
-from api.replica import Replica
+from api.replica import disk
+from api.replica.replica import Replica
 from statehouse.config import Config
 from tests.test_api_lake import State, configured
 

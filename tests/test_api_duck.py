@@ -8,7 +8,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from api import duck
+from api.engine import duck
 from tests.test_api_lake import State, configured
 
 

@@ -12,8 +12,8 @@ from flask.testing import FlaskClient
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from api.compress import LEAST
-from api.fast import Fast
+from api.http.compress import LEAST
+from api.http.point_reads import Fast
 from tests.test_api_reads import STRANGE, app, client, config  # noqa: F401 (fixtures)
 
 STORES = ("status", "last", "by_till", "pairs", "names", "days", "hours", "tagged", "rewards", "nobody")

@@ -28,10 +28,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api import create_app
-from api.fleet import ranked
-from api.keys import kafka_key
-from api.shards import Shards, murmur2s, number, numbers
-from api.typed import canonical
+from api.engine.keys import kafka_key
+from api.engine.shards import Shards, murmur2s, number, numbers
+from api.engine.types import canonical
+from api.fleet.membership import ranked
 from statehouse.config import Config, load
 from statehouse.partitioner import murmur2, text
 from tests.records import children, free_port

@@ -13,9 +13,10 @@ from flask.testing import FlaskClient
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from api import create_app, producer
-from api.idempotency import Idempotency
-from api.problems import Problem
+from api import create_app
+from api.errors import Problem
+from api.writes import producer
+from api.writes.idempotency import Idempotency
 from tests.test_api_bulk import everything, post
 from tests.test_api_reads import problem
 from tests.test_api_writes import made

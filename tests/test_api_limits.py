@@ -20,12 +20,17 @@ from flask.testing import FlaskClient
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from api import bridge, changes, create_app, deadline, idempotency, lake, producer, server
-from api.app import LOOKS, WAITS
-from api.deadline import Deadline, Turns
-from api.lake import WAITING, Lake
-from api.problems import Problem
-from api.rate import Rate
+from api import create_app
+from api.engine import deadline
+from api.engine.deadline import Deadline, Turns
+from api.errors import Problem
+from api.http.app import LOOKS, WAITS
+from api.http.context import GONE
+from api.http.rate import Rate
+from api.reads import changes, lake
+from api.reads.lake import WAITING, Lake
+from api.server import worker, wsgi
+from api.writes import idempotency, producer
 from tests.test_api_bulk import post
 from tests.test_api_lake import State, eventually
 from tests.test_api_reads import problem
@@ -307,7 +312,7 @@ def test_a_turn_is_not_waited_for_when_the_caller_has_left() -> None:
 
 def test_the_lake_and_a_write_are_not_waited_for_when_the_caller_has_left(serving) -> None:
     app, gone = serving(max_time=60_000), threading.Event()
-    given = {"environ_overrides": {bridge.GONE: gone.is_set}}
+    given = {"environ_overrides": {GONE: gone.is_set}}
     DeltaTable.create(f"{app.extensions['statehouse'].lake.config.root}/quarantine/sales", REFUSED)
     with reading(app.extensions["statehouse"].lake), ThreadPoolExecutor(2) as threads:
         waits = [
@@ -352,7 +357,7 @@ def test_only_so_many_bytes(serving) -> None:
 
 def test_there_is_always_a_thread_for_a_point_read() -> None:
     waiting = producer.WAITING + idempotency.WAITING + 2 * (lake.WAITING + 1) + WAITS + LOOKS + changes.STREAMS
-    assert waiting + deadline.WAITING + 2 * bridge.PIECES < server.THREADS - 64
+    assert waiting + deadline.WAITING + 2 * wsgi.PIECES < worker.THREADS - 64
 
 
 @contextmanager

@@ -19,11 +19,13 @@ from confluent_kafka import Consumer, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from api import arrivals, create_app
-from api.live import BUSY, QUIET, SHARE, UNASKED_SECONDS, WAIT, Live, Pace, Turn
-from api.prepared import cursor
-from api.replica import Replica
-from api.snapshot import Snapshot
+from api import create_app
+from api.engine.prepared import cursor
+from api.replica import arrivals
+from api.replica.live import BUSY, QUIET, SHARE, UNASKED_SECONDS, WAIT, Live, Pace
+from api.replica.locks import Turn
+from api.replica.replica import Replica
+from api.replica.snapshot import Snapshot
 from demo.broker import Broker
 from jobs.parse import accepted, parse
 from statehouse.config import Config
@@ -71,7 +73,7 @@ class Event:
         self.unseen = dice.random() < 0.05  # the API refuses it
 
     def sent(self) -> tuple[Any, ...]:
-        """A row of api.arrivals.RECORDS."""
+        """A row of api.replica.arrivals.RECORDS."""
         body = None
         if self.op == "set":
             body = json.dumps({"value": self.n})
@@ -239,7 +241,7 @@ def shown(snapshot, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("example", first(1, range(5)))
 def test_answers_are_the_oracles_over_the_changelog_and_what_is_pending(lake, example, monkeypatch):
-    monkeypatch.setattr("api.replica.OVERLAY", 10)  # so that newer versions are read, too
+    monkeypatch.setattr("api.replica.replica.OVERLAY", 10)  # so that newer versions are read, too
     seed = random.randrange(10**6)
     print(f"seed {seed}")
     dice = random.Random(seed)
@@ -264,7 +266,7 @@ def test_answers_are_the_oracles_over_the_changelog_and_what_is_pending(lake, ex
 @pytest.mark.slow
 @pytest.mark.parametrize("example", first(1, range(3)))
 def test_a_commit_is_taken_over_in_parts_and_a_key_is_as_before_or_as_after(lake, example, monkeypatch):
-    monkeypatch.setattr("api.tail.PART", 2)
+    monkeypatch.setattr("api.replica.tail.PART", 2)
     seed = random.randrange(10**6)
     print(f"seed {seed}")
     dice = random.Random(seed)
@@ -558,10 +560,10 @@ def test_kafka_goes_away_and_comes_back(lake, tmp_path):
 
 
 def test_it_steps_aside_where_there_is_too_much_and_returns(lake, broker, monkeypatch):
-    monkeypatch.setattr("api.live.PENDING", 100)
-    monkeypatch.setattr("api.live.BEHIND", 400)
-    monkeypatch.setattr("api.live.AT_ONCE", 50)
-    monkeypatch.setattr("api.live.ASIDE_SECONDS", 0.1)
+    monkeypatch.setattr("api.replica.live.PENDING", 100)
+    monkeypatch.setattr("api.replica.live.BEHIND", 400)
+    monkeypatch.setattr("api.replica.live.AT_ONCE", 50)
+    monkeypatch.setattr("api.replica.live.ASIDE_SECONDS", 0.1)
     shop = Shop(lake, broker, "live-aside")
     try:
         for number in range(1, 31):
@@ -669,7 +671,7 @@ def _as_kafka(row):
 def test_rounds_are_few_where_others_have_much_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, own, every = [1000.0], [0.0], [0.0]
     for name, at in (("monotonic", clock), ("thread_time", own), ("process_time", every)):
-        monkeypatch.setattr(f"api.live.time.{name}", lambda at=at: at[0])
+        monkeypatch.setattr(f"api.replica.live.time.{name}", lambda at=at: at[0])
 
     def between(first: float, takes: float, others: float = 0.0, waits: float = 0.0) -> float:
         """Seconds from the end of a round to the next one's begin, where so long after it the first event comes; a round takes so

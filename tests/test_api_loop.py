@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import uvicorn
 
-from api import bridge, loop
-from api.loop import ROOM, Connection, Limits, Said, in_ascii, parts, said, settings
-from api.room import Room
+from api.http.context import GONE
+from api.server import protocol
+from api.server.protocol import ROOM, Connection, Limits, Said, in_ascii, parts, said, settings
+from api.server.room import Room
 from tests.test_api_lake import eventually
 
 LIMITS = Limits(head=10_000, body=2_000_000, seconds=20)
@@ -479,14 +480,14 @@ def test_all_that_came_before_what_breaks_off_is_answered(
     serving: Serving, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where so many wait that reading pauses: each time that it goes on, uvloop may tell of the end anew."""
-    complete = loop.Connection.on_response_complete
+    complete = protocol.Connection.on_response_complete
 
-    def and_the_end(self: loop.Connection) -> None:
+    def and_the_end(self: protocol.Connection) -> None:
         complete(self)
         if self._ended:
             self.eof_received()
 
-    monkeypatch.setattr(loop.Connection, "on_response_complete", and_the_end)
+    monkeypatch.setattr(protocol.Connection, "on_response_complete", and_the_end)
     for broken in (b"GET /x", request(b"/p", b"Content-Length: 100", method=b"PUT", body=b"{")):
         with serving.connected() as connection:
             connection.sendall(request(b"/1") * count + broken)
@@ -501,7 +502,7 @@ def test_who_works_is_told_that_the_caller_has_left(serving: Serving) -> None:
 
     def works(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         until = time.monotonic() + 60
-        while time.monotonic() < until and not environ[bridge.GONE]():
+        while time.monotonic() < until and not environ[GONE]():
             time.sleep(0.02)
         if time.monotonic() < until:
             seen.set()
@@ -516,7 +517,7 @@ def test_who_works_is_told_that_the_caller_has_left(serving: Serving) -> None:
 
 def test_who_sends_no_more_is_asked_whether_it_is_there(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     """By what is no answer yet: half of a connection closed looks like all of it."""
-    monkeypatch.setattr(loop, "ASK_SECONDS", 0.05)
+    monkeypatch.setattr(protocol, "ASK_SECONDS", 0.05)
     done = threading.Event()
     serving.app = lambda environ, start: (done.wait(60), serving.echo(environ, start))[1]
     with serving.connected() as connection:

@@ -10,7 +10,7 @@ import pytest
 
 FREED = """
 import ctypes
-from api.memory import give_back
+from api.engine.memory import give_back
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096

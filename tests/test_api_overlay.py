@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.overlay import ABSENT, NUMBER, SPARE, Overlay, Rows, Spot, Spots
-from api.snapshot import MANY, SEARCHED, of_table
+from api.replica.overlay import ABSENT, NUMBER, SPARE, Overlay, Rows, Spot, Spots
+from api.replica.snapshot import MANY, SEARCHED, of_table
 from statehouse.fold import Rule
 from tests.lakes import written
 

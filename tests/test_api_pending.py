@@ -13,10 +13,11 @@ from deltalake import DeltaTable
 from flask.testing import FlaskClient
 from werkzeug.serving import make_server
 
-from api import arrivals, create_app
-from api.ahead import Ahead
-from api.live import Turn
-from api.replica import Replica
+from api import create_app
+from api.replica import arrivals
+from api.replica.locks import Turn
+from api.replica.pending import Ahead
+from api.replica.replica import Replica
 from statehouse.config import Config
 from tests.lakes import right, written
 from tests.oracle import history, standing
@@ -162,7 +163,7 @@ def check(topic: Served, store: str, key: str, dice: random.Random) -> None:
 
 
 def test_the_requests_of_a_key_agree_whatever_is_pending(lake, monkeypatch):
-    monkeypatch.setattr("api.replica.OVERLAY", 10)  # so that newer versions are read, too
+    monkeypatch.setattr("api.replica.replica.OVERLAY", 10)  # so that newer versions are read, too
     seed = random.randrange(10**6)
     print(f"seed {seed}")
     dice = random.Random(seed)
@@ -341,7 +342,7 @@ def test_what_is_pending_of_a_key_is_asked_of_who_has_it(lake):
 
 
 def test_what_is_pending_is_taken_together_with_the_position_that_it_is_on_top_of(lake, monkeypatch):
-    monkeypatch.setattr("api.tail.PART", 2)
+    monkeypatch.setattr("api.replica.tail.PART", 2)
     dice = random.Random(5)
     topic = Served(written(lake), dice)
     topic.agreed()

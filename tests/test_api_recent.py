@@ -7,8 +7,8 @@ from decimal import Decimal
 
 import pytest
 
-from api.recent import Recent
-from api.snapshot import Snapshot
+from api.replica.changed_keys import Recent
+from api.replica.snapshot import Snapshot
 
 MOMENT = dt.datetime(2026, 5, 1, 10, 0, 0, 1)
 KEYS = {

@@ -14,10 +14,11 @@ from deltalake import DeltaTable
 from flask import Flask
 from flask.testing import FlaskClient
 
-from api import create_app, duck
-from api import replica as replica_module
-from api.log import Log
-from api.replica import Replica
+from api import create_app
+from api.engine import duck
+from api.engine.delta_log import Log
+from api.replica import replica as replica_module
+from api.replica.replica import Replica
 from statehouse.config import Config
 from statehouse.errors import StatehouseError
 from statehouse.tables import table
@@ -240,7 +241,7 @@ def test_the_past_is_read_from_the_newest_changelog_where_the_files_of_its_versi
 def test_answers_do_not_go_back_where_the_feed_is_gone(
     replica: Replica, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.replica.OVERLAY", 0)  # every version is read
+    monkeypatch.setattr("api.replica.replica.OVERLAY", 0)  # every version is read
     sales, state = Sales(config), State(config, "last")
     state.write(0)
     for number in range(4):

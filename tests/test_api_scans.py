@@ -15,7 +15,7 @@ from flask.testing import FlaskClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.formats import streamed
+from api.http.formats import streamed
 from tests.test_api_reads import STRANGE, app, client, config, problem  # noqa: F401 (fixtures)
 
 PAIRS = sorted([("a/b", 1), ("a", 1), ("a", 2), ("a", 10), ("", 0), ("b", -1)])

@@ -14,8 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, ValidationError, validators
 
-from api import exact, keys, schemas
-from api.typed import canonical, conforming, whole
+from api.engine import exact_json, keys
+from api.engine.types import canonical, conforming, whole
+from api.http.openapi import schemas
 
 
 def _matches(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[ValidationError]:
@@ -130,7 +131,7 @@ def test_the_schema_of_a_value_is_what_is_taken(kind: str, values: st.SearchStra
     )
     def agree(value: object) -> None:
         if value is None:
-            return  # what null means is the reducer's, see api.writes
+            return  # what null means is the reducer's, see api.http.writes
         try:
             conforming(value, kind)
         except ValueError:
@@ -202,7 +203,7 @@ def test_the_schema_of_a_key_in_a_line_is_what_is_taken(kind: str) -> None:
     ],
 )
 def test_answers_are_as_their_schemas_say(kind: str, value: object) -> None:
-    shown = exact.loads(exact.dumps(value))
+    shown = exact_json.loads(exact_json.dumps(value))
     assert Draft202012Validator(schemas.shown(kind)).is_valid(shown)
     assert Draft202012Validator(schemas.shown(kind)).is_valid(None)
     assert not Draft202012Validator(schemas.shown(kind)).is_valid({"a": 1} if isinstance(shown, list) else [1])

@@ -18,14 +18,14 @@ from urllib.parse import quote
 
 import pytest
 
-from api.server import serve
+from api.server.supervisor import serve
 from statehouse.config import Config
 from statehouse.errors import ConfigError, StatehouseError
 from tests.test_api_lake import State, configured, eventually
 from tests.test_api_reads import STRANGE
 
 SCRIPT = (
-    "import sys; from api.server import serve; from statehouse.config import load;"
+    "import sys; from api.server.supervisor import serve; from statehouse.config import load;"
     "serve(load(sys.argv[1], {}), sys.argv[3], port=int(sys.argv[4]), workers=int(sys.argv[2]))"
 )
 

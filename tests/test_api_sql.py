@@ -16,7 +16,8 @@ import pyarrow as pa
 import pytest
 from flask.testing import FlaskClient
 
-from api import create_app, sql_process
+from api import create_app
+from api.reads import sql_process
 from statehouse.config import Config
 from statehouse.tables import table
 from tests.test_api_lake import MOMENT_TEXT, Sales, State, configured, eventually
@@ -283,9 +284,9 @@ def test_it_ends_with_the_service(config: Config, tmp_path: Path) -> None:
     assert process._process is None
     program = """
 import os, sys, threading
-from api.deadline import Deadline
-from api.sql import SqlProcess
-from api.sql_process import Statement
+from api.engine.deadline import Deadline
+from api.reads.sql import SqlProcess
+from api.reads.sql_process import Statement
 process = SqlProcess()
 print(process._running().pid, flush=True)
 process.ask(Statement("SELECT count(*) FROM range(1000000000000) a(i) WHERE i % 7 = 3", {}, 1, 1000), Deadline(600, lambda: False))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from api.tables import Log
+from api.reads.tables import Log
 from statehouse.tables import table
 from tests.lakes import drawn, more
 from tests.support.depth import sized

@@ -16,8 +16,8 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 from api import create_app
-from api.server import serve
-from api.tokens import Tokens, read
+from api.http.tokens import Tokens, read
+from api.server.supervisor import serve
 from statehouse.config import Api, Config
 from statehouse.errors import ConfigError
 from tests.test_api_reads import problem
@@ -143,7 +143,7 @@ def test_the_file_is_read_again_when_it_changes(
     assert tokens.find("new-new-new").name == "new" and "found no regular file" in caplog.text
     file.unlink()
     with monkeypatch.context() as patched:
-        patched.setattr("api.tokens.read_yaml", lambda *_, **__: 1 / 0)
+        patched.setattr("api.http.tokens.read_yaml", lambda *_, **__: 1 / 0)
         caplog.clear()
         file.write_text("new: {token: other-other, scopes: [read]}")
         assert tokens.find("new-new-new").name == "new"

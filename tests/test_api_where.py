@@ -15,14 +15,14 @@ from flask.testing import FlaskClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api import duck
-from api.columns import lines, size
-from api.deadline import Deadline
-from api.exact import dumps
-from api.overlay import ABSENT
-from api.problems import Problem
-from api.snapshot import Snapshot, of_table
-from api.where import Where
+from api.engine import duck
+from api.engine.columns import lines, size
+from api.engine.deadline import Deadline
+from api.engine.exact_json import dumps
+from api.engine.where import Where
+from api.errors import Problem
+from api.replica.overlay import ABSENT
+from api.replica.snapshot import Snapshot, of_table
 from tests.test_api_lake import configured, rule
 from tests.test_api_reads import app, client, config, problem  # noqa: F401 (fixtures)
 
@@ -107,8 +107,8 @@ values = st.one_of(st.none(), numbers)
 @pytest.fixture(params=[0, 10_000])
 def spare(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """How soon rows are let go of."""
-    monkeypatch.setattr("api.overlay.SPARE", request.param)
-    monkeypatch.setattr("api.snapshot.MANY", 5)
+    monkeypatch.setattr("api.replica.overlay.SPARE", request.param)
+    monkeypatch.setattr("api.replica.snapshot.MANY", 5)
 
 
 @given(
@@ -177,7 +177,7 @@ def test_a_condition_has_its_time(last: Any, leaves: bool) -> None:
 
 
 def test_a_page_has_so_many_bytes(last: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.snapshot.BYTES", 10_000)
+    monkeypatch.setattr("api.replica.snapshot.BYTES", 10_000)
     made = snapshot(last, {f"{n:05}" + "x" * (5000 if n % 7 == 0 else 5): float(n) for n in range(500)})
     for where in (None, Where("value >= 0", SHOWN, DB.cursor)):
         after, found, more = None, [], True

@@ -15,10 +15,12 @@ from confluent_kafka import Consumer, Message, TopicPartition
 from flask import Flask
 from flask.testing import FlaskClient
 
-from api import bulk, create_app, exact, producer
-from api.events import set_to
-from api.problems import Problem
-from api.typed import canonical, conforming
+from api import create_app
+from api.engine import exact_json
+from api.engine.types import canonical, conforming
+from api.errors import Problem
+from api.writes import bulk, producer
+from api.writes.events import set_to
 from statehouse.config import Config
 from tests.test_api_lake import YAML, State, configured
 from tests.test_api_reads import STRANGE, at, problem
@@ -196,9 +198,11 @@ def test_a_value_is_sent_at_the_size_of_its_number(offline: FlaskClient) -> None
         "1000e-1": "100.0",
         "15e-1": "1.5",
     }.items():
-        body = exact.loads(f'{{"value": {number}}}')
+        body = exact_json.loads(f'{{"value": {number}}}')
         payload = set_to(["k"], body, config.stores["rewards"], rule).payload
-        assert payload is not None and len(payload) < 70 and Decimal(exact.loads(payload)["value"]) == Decimal(sent)
+        assert (
+            payload is not None and len(payload) < 70 and Decimal(exact_json.loads(payload)["value"]) == Decimal(sent)
+        )
     lines = b'{"key": "k", "value": 0e-400000000}\n' * 1000
     assert {r.payload for r in bulk.records(lines, config.stores["rewards"], rule, 50)} == {'{"value":"0"}'}
     nested = b'{"key": "k", "value": ' + b"[" * 600 + b"]" * 600 + b"}\n"
@@ -256,7 +260,7 @@ def test_an_absent_kafka_is_no_reason_to_talk(tmp_path: Path) -> None:
     """The client's own log lines go to the process's stderr, so this looks at a process."""
     (tmp_path / "statehouse.yaml").write_text(YAML.format(bootstrap="127.0.0.1:1"))
     script = (
-        "import sys; from api import create_app, producer; from statehouse.config import load;"
+        "import sys; from api import create_app; from api.writes import producer; from statehouse.config import load;"
         "producer.ACKNOWLEDGED_MS = 1500; app = create_app(load(sys.argv[1], {}));"
         "print(app.test_client().delete('/stores/last/keys/k').status_code)"
     )
@@ -321,5 +325,5 @@ def test_values_of_every_type(kind: str, good: list, bad: list) -> None:
 
 def test_json_keeps_every_digit() -> None:
     text = '{"a":[1.10,100000000000000000000000001,-0.0,1E+30,"é\\"\\n"],"b":{"c":null,"d":true}}'
-    assert exact.dumps(exact.loads(text)) == text
-    assert exact.dumps({1: b"\0", None: float("nan"), "x": float("-inf")}) == '{"1":"AA==","null":null,"x":null}'
+    assert exact_json.dumps(exact_json.loads(text)) == text
+    assert exact_json.dumps({1: b"\0", None: float("nan"), "x": float("-inf")}) == '{"1":"AA==","null":null,"x":null}'

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
-from api import duck
-from api.snapshot import load as snapshot_of
+from api.engine import duck
+from api.replica.snapshot import load as snapshot_of
 from jobs.ingest import Ingest
 from jobs.recover import recover
 from statehouse.config import Config

@@ -24,7 +24,7 @@ from api.console.kept import Kept
 from api.console.key import _since, _told, course
 from api.console.votes import result, votes
 from api.console.words import sentence
-from api.gate import CSRF
+from api.http.access import CSRF
 from statehouse.config import Config, load
 from tests.oracle import fold
 from tests.test_api_lake import MOMENT, Sales, State, changelog, configured, eventually, reset_of

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from api import duck
+from api.engine import duck
 from statehouse.cli import main
 from tests.support.depth import sized
 

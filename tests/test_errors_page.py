@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from api.problems import TITLES
+from api.errors import TITLES
 from statehouse import errors
 from statehouse.client import errors as client_errors
 
@@ -103,7 +103,7 @@ def test_every_reason_that_spark_finds_is_there():
 def test_every_status_of_a_problem_is_there():
     rows = {row[1]: row[2] for row in re.finditer(r"^\| `([a-z-]+)` \| [^|]+ \| ([0-9, ]+) \|", PAGE, re.MULTILINE)}
     found = set()
-    for file in (TOP / "api").glob("*.py"):
+    for file in (TOP / "api").glob("**/*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             name = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
             given = (

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import example as such_as
 from hypothesis import strategies as st
 
-from api.fold import Fold
+from api.engine.fold import Fold
 from jobs.ingest import Ingest
 from jobs.merge import Merge
 from jobs.session import sql

@@ -11,9 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
-from api import arrivals, create_app
-from api.duck import connect
-from api.prepared import cursor
+from api import create_app
+from api.engine.duck import connect
+from api.engine.prepared import cursor
+from api.replica import arrivals
 from jobs.ingest import Ingest
 from jobs.load import load as load_file
 from jobs.merge import Merge

@@ -12,8 +12,9 @@ import pytest
 from deltalake import DeltaTable
 
 import jobs.maintain
-from api.lake import Lake, _may_have
-from api.replica import Replica
+from api.engine.changelog import may_have
+from api.reads.lake import Lake
+from api.replica.replica import Replica
 from jobs.attempts import Attempts
 from jobs.ingest import Ingest
 from jobs.maintain import Maintain
@@ -140,7 +141,7 @@ def test_a_changelog_is_compacted_by_key_and_a_keys_history_read_from_few_files(
 
     def read(key):
         actions = pa.table(opened(path).get_add_actions(flatten=True))
-        return pc.sum(_may_have({"key": key}, actions)).as_py(), actions.num_rows
+        return pc.sum(may_have({"key": key}, actions)).as_py(), actions.num_rows
 
     more()
     config = lake(written.replace("BIGINT'", "BIGINT', cluster_by: key"))

@@ -12,7 +12,7 @@ import yaml
 from flask import Flask
 from prometheus_client.parser import text_string_to_metric_families
 
-from api import metrics as api_metrics
+from api.http import metrics as api_metrics
 
 TOP = Path(__file__).parents[1]
 PAGE = (TOP / "docs/monitor.md").read_text()

@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 import pytest
 from pyspark.sql import functions as F
 
-from api.feed import batches, feed
-from api.replica import Replica
+from api.engine.change_feed import batches, feed
+from api.replica.replica import Replica
 from jobs import send
 from jobs.ingest import Ingest
 from jobs.maintain import Maintain

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from api.app import create_app
+from api import create_app
 from statehouse.config import load
 from tests import test_api_lake
 from tests.test_api_lake import Reports, State, eventually, reset_of

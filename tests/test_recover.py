@@ -11,8 +11,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from api import duck
-from api.lake import attach
+from api.engine import duck
+from api.engine.changelog import attach
 from jobs import feed
 from jobs import lake as tables_of
 from jobs import recover as recovery

@@ -1,8 +1,9 @@
-"""The walls between the folders, and that nothing is undocumented."""
+"""The walls between the folders and between the rooms of ``api/``, and that nothing is undocumented."""
 
 from __future__ import annotations
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,24 @@ WALLS = {
     "statehouse": {"pyspark", "delta", "flask", "duckdb", "jobs", "api", "demo"},
     "jobs": {"api", "demo", "flask", "duckdb"},
     "api": {"jobs", "demo", "pyspark", "delta"},
+}
+# The rooms of api/, and which others each one imports. api/errors.py is below them all.
+ROOMS = {
+    "engine": set(),
+    "replica": {"engine"},
+    "reads": {"engine", "replica"},
+    "fleet": {"engine", "replica", "reads"},
+    "writes": {"engine"},
+    "http": {"engine", "replica", "reads", "fleet", "writes"},
+    "console": {"engine", "replica", "reads", "http"},
+    "server": {"engine", "http", "console"},
+}
+DEEPEST = 7
+ONLY = {  # the rooms that may know a package
+    "flask": {"http", "console"},
+    "werkzeug": {"http", "console"},
+    "uvicorn": {"server"},
+    "urllib3": {"fleet"},
 }
 
 
@@ -41,6 +60,65 @@ def test_the_command_imports_either_half_only_when_asked_for():
         names = {a.name for n in top if isinstance(n, ast.Import) for a in n.names}
         names |= {n.module for n in top if isinstance(n, ast.ImportFrom)}
         assert not {n.split(".")[0] for n in names} & {"jobs", "api", "demo", "pyspark", "duckdb", "rich"}, file
+
+
+def of_the_api():
+    """Each module of the API, and the modules that it imports, also late ones."""
+    files = {".".join(f.relative_to(TOP).with_suffix("").parts): f for f in (TOP / "api").glob("**/*.py")}
+    found = {}
+    for name, file in files.items():
+        found[name] = names = set()
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {a.name for a in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                each = [f"{node.module}.{a.name}" for a in node.names]
+                names |= {n if n in files else node.module for n in each}
+    return found
+
+
+def room_of(module):
+    """The room of a module of the API; None: it is in none."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "api" and len(parts) > 2 else None
+
+
+def depth(graph, node, above=()):
+    """How many nodes there are in the longest chain from one downwards; an AssertionError where it comes back to itself."""
+    assert node not in above, " → ".join([*above[above.index(node) :], node])
+    return 1 + max((depth(graph, below, (*above, node)) for below in graph[node]), default=0)
+
+
+def test_a_room_of_the_api_imports_only_those_below_it():
+    arrows = {room: set() for room in ROOMS}
+    for module, names in of_the_api().items():
+        if room := room_of(module):
+            assert "api" not in names, module  # which puts all together
+            arrows[room] |= {other for n in names if (other := room_of(n)) and other != room}
+        elif module == "api.errors":
+            assert not any(n.startswith("api") for n in names)
+    assert arrows == ROOMS
+    assert max(depth(ROOMS, room) for room in ROOMS) == DEEPEST
+    assert [room for room in ROOMS if f"| `{room}/` |" not in (TOP / "CONTRIBUTING.md").read_text()] == []
+
+
+def test_no_module_of_the_api_imports_itself_by_way_of_others():
+    found = of_the_api()
+    TopologicalSorter({module: {n for n in names if n in found} for module, names in found.items()}).prepare()
+
+
+def test_a_package_is_known_in_its_rooms_alone():
+    for module, names in of_the_api().items():
+        crossed = {n.split(".")[0] for n in names} & {p for p, rooms in ONLY.items() if room_of(module) not in rooms}
+        assert crossed <= ({"flask"} if module == "api.__init__" else set()), module  # there for the type alone
+
+
+def test_a_room_says_what_it_is_for_and_has_no_code_at_its_door():
+    doors = list((TOP / "api").glob("*/**/__init__.py"))
+    assert {door.parent.name for door in doors} == {*ROOMS, "openapi"}
+    for door in doors:
+        tree = ast.parse(door.read_text())
+        assert ast.get_docstring(tree) and len(tree.body) == 1, door
 
 
 def test_every_setting_reducer_and_subcommand_is_in_the_reference():

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from api.events import set_to
-from api.replica import Replica
-from api.typed import conforming
+from api.engine.types import conforming
+from api.replica.replica import Replica
+from api.writes.events import set_to
 from jobs import send
 from jobs.ingest import Ingest
 from jobs.lake import differing, outdated

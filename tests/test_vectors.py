@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from deltalake import DeltaTable
 
-from api import delta, duck
+from api.engine import delta, duck
 from jobs.maintain import Maintain
 from jobs.merge import Merge
 from statehouse.errors import StatehouseError

@@ -11,8 +11,8 @@ import pyarrow as pa
 from hypothesis import strategies as st
 from sqlglot import exp
 
-from api.exact import dumps
-from api.typed import conforming
+from api.engine.exact_json import dumps
+from api.engine.types import conforming
 from tests.oracle import YEAR_ONE
 from tests.records import EPOCH
 

@@ -4,8 +4,3 @@ A screen is at the address of what it shows: who accepts HTML gets the screen, e
 caller may ask (:func:`api.console.screens.ask`), with the rights of who looks at it, and shows the answer. So this room knows the API's
 paths and documents, and nothing that is behind them. No page loads anything from another host, and none needs JavaScript to be read.
 """
-
-from api.console import diff, home, key, quarantine, session, sql, store, tables, tasks  # each registers its screens
-from api.console.screens import install
-
-__all__ = ["diff", "home", "install", "key", "quarantine", "session", "sql", "store", "tables", "tasks"]

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from markupsafe import Markup, escape
 from sqlglot import exp
 
-from api.exact import dumps
+from api.engine.exact_json import dumps
 
 LONG = 200  # characters of a value that are shown in a table
 NESTED = 80  # of an object or a list

@@ -8,13 +8,13 @@ from typing import Any
 
 from flask import Blueprint, Flask, Response, current_app, render_template, request
 
-from api import changes
-from api.changes import Held
 from api.console import charts, words
 from api.console.screens import HTML, ask, page_of, screen
-from api.declared import Answer, declared
-from api.problems import Problem
-from api.replica import Replica
+from api.errors import Problem
+from api.http import changes
+from api.http.openapi.contract import Answer, declared
+from api.reads.changes import Held
+from api.replica.replica import Replica
 from statehouse.config import Config, Store
 
 NEXT_TASKS = 5

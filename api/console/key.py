@@ -10,14 +10,14 @@ from urllib.parse import quote, urlencode
 from flask import render_template, request
 from werkzeug.exceptions import HTTPException
 
-from api import keys
 from api.console import charts, words
 from api.console.format import key_of, plain, stamp
 from api.console.screens import ask, asked, screen
 from api.console.store import key_names
 from api.console.votes import Reports, result, votes
-from api.problems import Problem
-from api.typed import canonical
+from api.engine.types import canonical
+from api.errors import Problem
+from api.http import paths
 from statehouse.reducers import REDUCERS, parse_reduce
 
 EVENTS = 100
@@ -41,7 +41,7 @@ def page(store: str, key: str) -> str:
     """The screen of a key, as of now or as of a moment (``at``), beside another moment (``against``)."""
     given = asked()
     document = ask(f"/stores/{store}")
-    target = keys.raw_path(request.environ) or quote(request.path)
+    target = paths.raw_path(request.environ) or quote(request.path)
     current = _state(target, {name: given[name] for name in ("after", "timeout", "freshness") if name in given})
     events = _history(target, given.get("cursor"))
     if current is None and not events["events"] and not events["wrong"]:

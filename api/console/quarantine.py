@@ -9,7 +9,7 @@ from flask import render_template
 
 from api.console import charts
 from api.console.screens import ask, asked, screen
-from api.problems import Problem
+from api.errors import Problem
 from statehouse.requeue import KIND
 
 PAGE = 50

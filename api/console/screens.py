@@ -8,12 +8,12 @@ from urllib.parse import urlencode
 
 from flask import Blueprint, Flask, Response, abort, current_app, render_template, request
 
-from api import exact
-from api.bridge import GONE
 from api.console import format
 from api.console.kept import Kept
-from api.gate import COOKIE, WITHIN, csrf_token
-from api.problems import TITLES, Problem
+from api.engine import exact_json
+from api.errors import TITLES, Problem
+from api.http.access import COOKIE, WITHIN, csrf_token
+from api.http.context import GONE
 
 HTML, JSON = "text/html", "application/json"
 PASSED = ("REMOTE_ADDR", "HTTP_AUTHORIZATION", "HTTP_COOKIE", GONE)  # of the request: whoever looks asks
@@ -72,7 +72,7 @@ def install(app: Flask) -> None:
     def show_problem(response: Response) -> Response:
         if response.mimetype != "application/problem+json" or not wants_html():
             return response
-        problem = exact.loads(response.get_data(as_text=True))
+        problem = exact_json.loads(response.get_data(as_text=True))
         page = page_of(render_template("problem.html", problem=problem), response.status_code)
         for name in ("Retry-After", "Allow"):  # a browser would ask for a password itself, told by WWW-Authenticate
             if name in response.headers:
@@ -95,7 +95,7 @@ def ask(path: str, query: Mapping[str, Any] | None = None) -> Any:
     # A context of its own: what the layers around the routes note of a request is of that request.
     with app.app_context(), app.test_request_context(target, headers={"Accept": JSON}, environ_base=environ):
         response = app.full_dispatch_request()
-        document = exact.loads(response.get_data(as_text=True))
+        document = exact_json.loads(response.get_data(as_text=True))
     if response.status_code < 400:
         return document
     status, kind = document.pop("status"), document.pop("type").removeprefix("urn:statehouse:")

@@ -6,7 +6,7 @@ from flask import current_app, redirect, render_template, request
 from werkzeug.wrappers import Response as Answer
 
 from api.console.screens import console, page_of
-from api.gate import COOKIE, Gate
+from api.http.access import COOKIE, Gate
 
 DAYS = 30
 

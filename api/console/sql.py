@@ -10,7 +10,7 @@ from flask import current_app, render_template
 from api.console import charts
 from api.console.format import plain
 from api.console.screens import ask, asked, screen
-from api.problems import Problem
+from api.errors import Problem
 from statehouse.config import Config
 from statehouse.transpile import to_duckdb
 

@@ -13,8 +13,8 @@ from flask import current_app, render_template, request
 from api.console import charts, words
 from api.console.format import plain
 from api.console.screens import KEPT, ask, asked, screen
-from api.duck import literal
-from api.problems import Problem
+from api.engine.duck import literal
+from api.errors import Problem
 from statehouse.tables import position, table
 
 PAGE = 50

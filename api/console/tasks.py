@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 from flask import current_app, render_template
 
 from api.console.screens import ask, asked, screen
-from api.tasks import STATUSES
+from api.http.tasks import STATUSES
 
 PAGE = 50
 FILTERS = ("status", "task", "store", "key")

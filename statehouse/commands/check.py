@@ -61,7 +61,7 @@ def check(file: str | None, as_json: bool) -> int:
 def _ask(path: Path, config: Config, document: YamlFile) -> tuple[list[Problem], list[str]]:
     """What Spark refuses; and where it refuses nothing, what DuckDB cannot compute."""
     spark = start_spark(config, "check")
-    from api.check import check as duckdb_check
+    from api.engine.check import check as duckdb_check
     from jobs.law import counterexample
     from jobs.rules import problems, rule_of
 

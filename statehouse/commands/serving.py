@@ -22,10 +22,10 @@ from statehouse.commands.base import command, config_option
 @click.option("--workers", type=int, default=1, show_default=True, help="Processes.")
 def serve(file: str | None, host: str, port: int, workers: int) -> int:
     """The API, and the console for people at the same address."""
-    from api import server
+    from api.server import supervisor
     from statehouse import config as configuration
 
-    return server.serve(configuration.load(file), host, port, workers)
+    return supervisor.serve(configuration.load(file), host, port, workers)
 
 
 @command(

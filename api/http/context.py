@@ -1,0 +1,145 @@
+"""What a view has of the request at hand: its body, its store, how long it may work; and an answer in JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flask import Request, Response, current_app, has_request_context, request
+from werkzeug.exceptions import RequestEntityTooLarge
+
+from api.engine.deadline import Deadline
+from api.engine.exact_json import decoded, dumps
+from api.engine.shards import listed as numbers
+from api.errors import Problem, refused
+from api.fleet import routing
+from api.fleet.client import SHARDS, WITH, FleetRequest
+from api.fleet.membership import Fleet
+from api.reads.lake import Lake
+from api.replica.replica import Replica
+from api.replica.snapshot import Snapshot
+from statehouse.config import Config, Store
+from statehouse.fold import Rule
+
+# An extension of ASGI: "now" says, to any thread, whether the caller is gone, and is in WSGI's environment too; "ready" is to be
+# awaited, until the caller has taken most of what was sent; "next" is told how many bytes are sent next.
+GONE = "statehouse.gone"
+
+
+def raw_of(request: Request, mimetype: str) -> bytes:
+    """The bytes that a request brings, all of them: a part of a body is never taken for the whole."""
+    if request.mimetype != mimetype:
+        found = request.mimetype or "none"
+        raise Problem(415, "bad-body", f"found the content type {found[:100]}, expected {mimetype}")
+    body, length, limit = request.get_data(cache=False), request.content_length, request.max_content_length
+    # Werkzeug gives the beginning of a body that is sent in chunks and goes on beyond the limit.
+    if limit is not None and length != len(body) >= limit:
+        raise RequestEntityTooLarge
+    if length is not None and len(body) < length:
+        raise refused("bad-body", f"{len(body)} bytes", f"{length}, as the header Content-Length says")
+    return body
+
+
+def body_of(request: Request) -> dict[str, Any]:
+    """The JSON object that a request brings."""
+    return decoded(raw_of(request, "application/json"), '{"value": 1}')
+
+
+def the_store(config: Config, name: str) -> Store:
+    """The store of that name, or a problem that lists those there are."""
+    if name not in config.stores:
+        known = list(config.stores)
+        expected = f"one of {', '.join(known)}" if known else "none: the configuration has no stores"
+        detail = f"found {name[:100]!r}, expected {expected}"
+        raise Problem(404, "unknown-store", detail, stores=known)
+    return config.stores[name]
+
+
+def the_snapshot(name: str) -> tuple[Store, Snapshot]:
+    """What is known of a store: by the rule that its state is folded by, where there is one, and its state; or a problem, also where
+    there is a state that could not be read so far."""
+    replica = the_replica()
+    defined, trouble = the_store(replica.config, name), replica.unread(name)
+    snapshot = replica.snapshot(name)  # after the trouble, or it might have been read in between
+    if snapshot.rule is None and trouble:
+        raise Problem(503, "not-ready", trouble)
+    return (snapshot.rule.store if snapshot.rule else defined), snapshot
+
+
+def the_rule(name: str) -> tuple[Store, Rule | None]:
+    """The same without the state, for who writes: that goes on whether it can be read or not."""
+    replica = the_replica()
+    defined, rule = the_store(replica.config, name), replica.snapshot(name).rule
+    return (rule.store if rule else defined), rule
+
+
+def the_replica() -> Replica:
+    """The replica of the app that serves this request."""
+    return current_app.extensions["statehouse"].replica
+
+
+def the_lake() -> Lake:
+    """The direct reads of the app that serves this request."""
+    return current_app.extensions["statehouse"].lake
+
+
+def limit_of(asked: dict[str, str], default: int, most: int) -> int:
+    """The parameter ``limit``, 1 to ``most``, or a problem."""
+    text = asked.get("limit")
+    if text is None:
+        return default
+    digits = max(8, len(str(most)))
+    if not (text.isascii() and text.isdecimal() and len(text) <= digits and 1 <= int(text) <= most):
+        raise Problem(400, "bad-parameter", f"limit: found {text[:100]!r}, expected 1 to {most}")
+    return int(text)
+
+
+def answer(document: Any, status: int = 200) -> Response:
+    """A document as Flask's response."""
+    return Response(dumps(document) + "\n", status, content_type="application/json")
+
+
+def listed(rows: Sequence[str] | bytes, besides: dict[str, Any]) -> Response:
+    """A document whose ``rows`` are JSON text already: each by itself, or all with the commas between them."""
+    text = rows if isinstance(rows, bytes) else ",".join(rows).encode()
+    return Response(b'{"rows":[%b],%b\n' % (text, dumps(besides)[1:].encode()), content_type="application/json")
+
+
+def caller_gone() -> Callable[[], bool]:
+    """What tells, to any thread, whether the caller of the request at hand is gone, where the server knows."""
+    gone: Callable[[], bool] | None = request.environ.get(GONE) if has_request_context() else None
+    return gone or (lambda: False)
+
+
+def the_deadline() -> Deadline:
+    """The deadline of the request at hand."""
+    api = current_app.extensions["statehouse"]
+    return Deadline(api.config.api.max_time / 1000, caller_gone(), api.turns)
+
+
+def the_fleet() -> Fleet | None:
+    """The fleet of the app that serves this request; None: this instance has every key."""
+    return current_app.extensions["statehouse"].fleet
+
+
+def fleet_request() -> FleetRequest:
+    """The request at hand as other instances are asked it."""
+    api = current_app.extensions["statehouse"]
+    headers = {name: request.headers[name] for name in WITH if name in request.headers}
+    query, parameters = request.query_string.decode("latin-1"), request.args.to_dict()
+    return FleetRequest(api.fleet, headers, request.headers.get(SHARDS), query, parameters, api.config.api.max_answer)
+
+
+def elsewhere(snapshot: Snapshot, parts: Sequence[str], below: str = "") -> Response | None:
+    """Another instance's answer to the request at hand, about a key; None: it is to be answered here, as no other one can."""
+    if the_fleet() is None:
+        return None
+    reply = routing.one(fleet_request(), snapshot, parts, below)
+    return Response(*reply) if reply else None
+
+
+def check_shards() -> None:
+    """A problem where the request at hand says wrongly of which shards it is."""
+    text = request.headers.get(SHARDS, "0")
+    if numbers(text) is None:
+        raise Problem(400, "bad-header", f"{SHARDS}: found {text[:100]!r}, expected numbers separated by commas")

@@ -1,0 +1,245 @@
+"""The answers as JSON Schema, by what is known of a store's types; and the parameters that several routes share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from api.http.openapi.contract import Parameter, Place
+from api.http.openapi.schemas import ANY, COUNT, TEXT, Schema, cursor_pattern, integer, matching, nullable, shown
+from api.reads.lake import CHANGES
+
+POSITION: Schema = {
+    "type": ["integer", "null"],
+    "minimum": 0,
+    "description": "the changelog's version that is reflected",
+}
+NAMES = {"type": "array", "items": TEXT}
+OFFSETS: Schema = {"type": "object", "additionalProperties": COUNT, "description": "the next offset, by partition"}
+# Of an answer that is ahead of its position.
+AHEAD: dict[str, Schema] = {"provisional": {"const": True}, "offsets": OFFSETS}
+
+
+def record(properties: dict[str, Schema], optional: tuple[str, ...] = (), more: bool = False) -> Schema:
+    """An object with these fields, all there but the optional ones; with ``more`` there may be others."""
+    required = [name for name in properties if name not in optional]
+    closed = {} if more else {"additionalProperties": False}
+    return {"type": "object", "properties": properties, "required": required, **closed}
+
+
+def listed(items: Schema, **more: Any) -> Schema:
+    """An array."""
+    return {"type": "array", "items": items, **more}
+
+
+def limit(default: int) -> Parameter:
+    """How many rows; never more than ``api: max_rows``."""
+
+    def schema(place: Place) -> Schema:
+        most = place.config.api.max_rows
+        return {"type": "integer", "minimum": 1, "maximum": most, "default": min(default, most)}
+
+    return Parameter("limit", "how many rows at most", schema)
+
+
+def scan_cursor(place: Place) -> Schema:
+    """The cursor of a scan."""
+    if place.rule is None:
+        return TEXT
+    return matching(cursor_pattern(list(place.rule.keys.values())))
+
+
+def components(place: Place) -> dict[str, Schema]:
+    """A store's own schemas, by the name that the others refer to them by. They have names that tell stores apart: where
+    two stores' keys looked like the same thing, a fuzzer would take one store's keys for the other's."""
+    assert place.store is not None
+    return {f"row_{place.store.name}": _row(place), f"state_{place.store.name}": _state(place)}
+
+
+def row(place: Place) -> Schema:
+    """A row of a store's state as callers see it: a key, or a key and a window."""
+    return _named("row", place)
+
+
+def state(place: Place) -> Schema:
+    """The state of a key."""
+    return _named("state", place)
+
+
+def _named(kind: str, place: Place) -> Schema:
+    assert place.store is not None
+    return {"$ref": f"#/components/schemas/{kind}_{place.store.name}"}
+
+
+def _row(place: Place) -> Schema:
+    if place.rule is None:
+        return {"type": "object"}
+    columns = {n: shown(t) for n, t in place.columns.items()}
+    if "reset" in columns:  # a time that no calendar has is given as microseconds
+        columns["reset"] = {**columns["reset"], "type": ["string", "integer", "null"]}
+    return record(columns)
+
+
+def entry(place: Place) -> Schema:
+    """What a lookup has of a key: its row; or, in a windowed store, the key and its windows."""
+    if place.rule is None or not place.rule.store.windows:
+        return row(place)
+    made = _row(place)
+    keys = {n: made["properties"][n] for n in place.rule.key_columns}
+    windows = record({n: s for n, s in made["properties"].items() if n not in keys})
+    return record({**keys, "windows": listed(windows, minItems=1)})
+
+
+def _fields(place: Place) -> dict[str, Schema]:
+    made = entry(place) if place.store and place.store.windows else _row(place)
+    return made.get("properties", {})
+
+
+def _state(place: Place) -> Schema:
+    return record({**_fields(place), "position": POSITION, **AHEAD}, tuple(AHEAD), more=place.rule is None)
+
+
+def page(place: Place) -> Schema:
+    """A page of a scan."""
+    return record({"rows": listed(row(place)), "cursor": nullable(TEXT), "position": POSITION, **AHEAD}, tuple(AHEAD))
+
+
+def found(place: Place) -> Schema:
+    """What a lookup answers."""
+    return record({"rows": listed(entry(place)), "missing": listed(ANY), "position": POSITION, **AHEAD}, tuple(AHEAD))
+
+
+def history(place: Place) -> Schema:
+    """Events of a key."""
+    event = {
+        "event_time": shown("TIMESTAMP"),
+        "op": {"type": "string", "enum": ["report", "set", "purge"]},
+        "agent": nullable(TEXT),
+        "value": shown(place.rule.event_type) if place.rule else ANY,
+        "partition": {"type": "integer"},
+        "offset": {"type": "integer"},
+        "provisional": AHEAD["provisional"],
+    }
+    events = listed(record(event, ("provisional",)))
+    return record({"events": events, "cursor": nullable(TEXT), "position": POSITION, **AHEAD}, tuple(AHEAD))
+
+
+def diff(place: Place) -> Schema:
+    """What differs between two versions of a store's table."""
+    value = shown(place.rule.value_type) if place.rule else ANY
+    change = {"type": "string", "enum": list(CHANGES)}
+    row = record({"key": {"type": "object"}, "change": change, "before": value, "after": value})
+    counts = {name: COUNT for name in ("from", "to", *CHANGES)}
+    return record({**counts, "rows": listed(row), "more": {"type": "boolean"}})
+
+
+def reports(place: Place) -> Schema:
+    """The standing reports of a key."""
+    kept = {n: s for n, s in _fields(place).items() if n in ("value", "reports", "windows")}
+    return record({**kept, "position": POSITION, **AHEAD}, tuple(AHEAD), more=place.rule is None)
+
+
+def quarantine(place: Place) -> Schema:
+    """What was refused of a stream."""
+    refused = {
+        "topic": TEXT,
+        "partition": {"type": "integer"},
+        "offset": {"type": "integer"},
+        "timestamp": shown("TIMESTAMP"),
+        "key": nullable(TEXT),
+        "payload": nullable(TEXT),
+        "payload_bytes": shown("BINARY"),
+        "reason": TEXT,
+        "log_time": shown("TIMESTAMP"),
+        "requeued": nullable(TEXT),
+    }
+    return record({"rows": listed(record(refused)), "cursor": nullable(TEXT)})
+
+
+def status(place: Place) -> Schema:
+    """A store: its definition, and how far it is."""
+    text = nullable(TEXT)
+    own = record({"fold": {"type": "object"}, "combine": {"type": "object"}, "result": TEXT})
+    properties: dict[str, Schema] = {
+        "name": TEXT if place.store is None else {"const": place.store.name},
+        "stream": TEXT,
+        "key": {"anyOf": [TEXT, NAMES]},
+        **{name: TEXT for name in ("agent", "where", "value", "window", "retention")},
+        "reduce": {"anyOf": [TEXT, own]},
+        "columns": {"type": "object", "additionalProperties": TEXT},
+        "keys": COUNT,
+        "shards": {**nullable(listed(COUNT)), "description": "those whose keys are here; null: every key is"},
+        "position": POSITION,
+        "version": {**POSITION, "description": "the state table's version that is served"},
+        "head": {**POSITION, "description": "the changelog's newest version"},
+        "lag_ms": {"type": ["integer", "null"], "minimum": 0},
+        "freshness": {"type": "string", "enum": ["live", "changelog", "state"]},
+        "live": record(
+            {
+                "state": {"type": "string", "enum": ["following", "aside", "away", "recreated", "off"]},
+                "offsets": OFFSETS,
+                "pending": {**COUNT, "description": "events that are shown and not in the changelog yet"},
+                "behind": {**nullable(COUNT), "description": "offsets of the topic that are not shown"},
+                "lag_ms": {"type": ["integer", "null"], "minimum": 0},
+            }
+        ),
+        "error": text,
+    }
+    return record(properties, optional=("agent", "where", "value", "window", "retention"))
+
+
+def stores(place: Place) -> Schema:
+    """All of them."""
+    return record({"stores": listed(status(place))})
+
+
+def processors(place: Place) -> Schema:
+    """The instances, and who has which shards."""
+    instance = {
+        "address": TEXT,
+        "up": {"type": "boolean"},
+        "owns": listed(COUNT),
+        "holds": listed(COUNT),
+        "error": TEXT,
+    }
+    return record(
+        {
+            "shards": COUNT,
+            "copies": COUNT,
+            "partitioner": {"const": "murmur2"},
+            "address": nullable(TEXT),
+            "settled": {"type": "boolean"},
+            "instances": listed(record(instance, optional=("error",))),
+            "map": listed(NAMES),
+        }
+    )
+
+
+def written(place: Place) -> Schema:
+    """A write that Kafka has acknowledged."""
+    return record({"token": token(place), "position": POSITION})
+
+
+def written_in_bulk(place: Place) -> Schema:
+    """Many of them."""
+    return record({"events": COUNT, "tokens": listed(token(place)), "position": POSITION})
+
+
+def token(place: Place) -> Schema:
+    """Where an event is in Kafka."""
+    assert place.store is not None
+    topic = place.config.streams[place.store.stream].topic.replace(".", r"\.")
+    return matching(f"{topic}:[0-9]{{1,18}}:[0-9]{{1,18}}")
+
+
+PROBLEM: Schema = record(
+    {
+        "type": {"type": "string", "description": "for programs: urn:statehouse:…, or about:blank"},
+        "title": TEXT,
+        "status": integer("SMALLINT") | {"minimum": 400, "maximum": 599},
+        "detail": {"type": "string", "description": "what was found, and what was expected"},
+        "found": TEXT,
+        "expected": TEXT,
+    },
+    optional=("found", "expected"),
+    more=True,
+)

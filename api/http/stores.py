@@ -1,0 +1,404 @@
+"""Reading: the stores, the state of a key, and the scan."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+from deltalake.exceptions import DeltaError
+from flask import Blueprint, Response, current_app, request
+
+from api.engine import columns, keys, where
+from api.engine.columns import Columns, count, fitting, joined, size
+from api.engine.exact_json import dumps
+from api.engine.media_types import ARROW, CSV, JSON, NDJSON
+from api.engine.types import canonical, whole
+from api.errors import Problem, refused
+from api.fleet import routing
+from api.fleet.client import PLACE, said
+from api.fleet.scan import Scan
+from api.http import formats, paths
+from api.http.context import (
+    answer,
+    body_of,
+    caller_gone,
+    elsewhere,
+    fleet_request,
+    limit_of,
+    listed,
+    the_deadline,
+    the_fleet,
+    the_lake,
+    the_replica,
+    the_snapshot,
+    the_store,
+)
+from api.http.openapi import answers, schemas
+from api.http.openapi.contract import Answer, Body, Parameter, Place, declared
+from api.http.openapi.schemas import Schema
+from api.reads import scans
+from api.reads.lake import Past
+from api.reads.read_your_writes import After
+from api.replica.snapshot import Row, Snapshot
+from statehouse.config import Api, Store
+from statehouse.tables import opened, table
+
+DEFAULT_LIMIT = 1000
+MOST_STREAMED = 10**9  # rows
+WAIT = 10.0  # seconds
+LIVE, CHANGELOG = FRESHNESS = "live", "changelog"
+
+reads = Blueprint("reads", __name__)
+
+
+def _timeout(place: Place) -> Schema:
+    most = place.config.api.max_time / 1000
+    return {"type": "number", "minimum": 0, "maximum": most, "default": min(WAIT, most)}
+
+
+def _of_windows(place: Place) -> Schema | None:
+    return schemas.TIME if place.store and place.store.windows else None
+
+
+def _of_keys(place: Place) -> Schema:
+    if place.kinds is None or place.store is None:
+        return schemas.TEXT
+    if place.store.composite:
+        return schemas.matching(schemas.keys_pattern(place.kinds))
+    return schemas.part(place.kinds[0])
+
+
+def _prefix(place: Place) -> Schema | None:
+    if place.kinds is None or place.store is None:
+        return schemas.TEXT
+    if not place.store.composite:
+        return schemas.TEXT if place.kinds[0].upper() == "STRING" else None
+    made = schemas.prefix_pattern(place.kinds)
+    return None if made is None else schemas.matching(made)
+
+
+def _wanted_keys(place: Place) -> Schema:
+    kinds = place.kinds or (["STRING"] * len(place.store.keys) if place.store else [])
+    parts = [schemas.in_body(kind) for kind in kinds]
+    listed = {"type": "array", "prefixItems": parts, "minItems": len(parts), "maxItems": len(parts)}
+    one = listed if len(parts) != 1 else {"anyOf": [*parts, listed]}
+    keys = {"type": "array", "items": one, "maxItems": place.config.api.max_rows}
+    return {"type": "object", "properties": {"keys": keys}, "required": ["keys"]}
+
+
+AFTER = Parameter(
+    "after", "a write's token: wait until that write is in the answer; 504 if it is not in time", answers.token
+)
+TIMEOUT = Parameter("timeout", "how many seconds to wait with `after`", _timeout)
+AT = Parameter("at", "as the events up to this event time make it; not with `version`", schemas.TIME)
+VERSION = Parameter(
+    "version",
+    "as this version of the state's table had it; not with `at`",
+    {"type": "integer", "minimum": 0, "maximum": 10**9 - 1},
+)
+FROM_WINDOW = Parameter("from", "the windows that start then or later", _of_windows)
+TO_WINDOW = Parameter("to", "the windows that start before", _of_windows)
+FROM = Parameter("from", "a key, or first parts of one: begin there", _of_keys)
+TO = Parameter("to", "a key, or first parts of one: end before it", _of_keys)
+PREFIX = Parameter("prefix", "what the key, or the last part that is given of it, begins with", _prefix)
+WHERE = Parameter(
+    "where",
+    "a condition on columns, compared with literals: `=`, `<>`, `<`, `LIKE`, `IN`, `BETWEEN`, `IS NULL`, `AND`, `OR`, `NOT`",
+    {"type": "string", "minLength": 1, "maxLength": where.LONGEST, "examples": ["value IS NOT NULL"]},
+)
+FRESH = Parameter(
+    "freshness",
+    "`changelog`: without what is in the topic only; it matters where `api: freshness` is `live`",
+    {"type": "string", "enum": list(FRESHNESS), "default": LIVE},
+)
+LIMIT = answers.limit(DEFAULT_LIMIT)
+CURSOR = Parameter("cursor", "where the page before ended: its `cursor`", answers.scan_cursor)
+UNREAD = "the state cannot be read just now, or no instance has a part of it"
+TAG = Parameter("If-None-Match", "the ETag of an answer: 304 if it still holds", schemas.TEXT)
+
+
+@reads.get("/stores")
+@declared(
+    answers={
+        200: Answer("the stores", {JSON: answers.stores}),
+    }
+)
+def list_stores() -> Response:
+    """Every store: definition, columns, number of keys, position and lag."""
+    replica = the_replica()
+    return answer({"stores": [replica.status(name) for name in replica.config.stores]})
+
+
+@reads.get("/stores/<store>")
+@declared(answers={200: Answer("the store", {JSON: answers.status})})
+def show_store(store: str) -> Response:
+    """One store: definition, columns, number of keys, position and lag."""
+    replica = the_replica()
+    return answer(replica.status(the_store(replica.config, store).name))
+
+
+@reads.get("/stores/<store>/keys/<key:key>")
+@declared(
+    *(AFTER, TIMEOUT, AT, VERSION, FROM_WINDOW, TO_WINDOW, FRESH),
+    headers=[TAG],
+    answers={
+        200: Answer("the state", {JSON: answers.state}, {"ETag": "changes with the state"}),
+        304: Answer("the state is the one that the caller has", {}, {"ETag": "the same"}),
+    },
+    problems={
+        404: "the key is not there, or the version is not",
+        409: "`after` is given, and its topic was deleted and made again",
+        501: "`at`: what the store computes of an event is not known to be the same here as in Spark",
+        503: "the state cannot be read just now; too many wait with `after`; or a question of the past took longer than `max_time`, "
+        "or too many wait for it",
+        504: "the write of `after` is not there in time",
+    },
+)
+def get_key(store: str, key: str) -> Response:
+    """The state of a key, or 404. The ETag changes with the state, not with the position.
+
+    ``after`` (a write's token) and ``timeout`` wait until that write is in the answer; ``from`` and ``to`` bound the
+    windows of a windowed store by their start; ``at`` gives the state as of an event time, ``version`` as of a version of the
+    state's table.
+    """
+    replica = the_replica()
+    defined = the_store(replica.config, store)
+    asked = request.args.to_dict()
+    fresh = freshness(asked)
+    seconds = _seconds(asked.get("timeout"), replica.config.api.max_time / 1000)
+    past = "version" in asked or "at" in asked
+    if "version" not in asked and (reply := _elsewhere(store)):
+        return reply
+    # A version of the table has nothing of what is only ahead of the changelog.
+    seen = Snapshot.truth if "version" in asked else fresh
+    written = None
+    if "after" in asked:
+        waits = current_app.extensions["statehouse"].waits
+        written = After(replica, defined, asked["after"], seconds, seen, waits, caller_gone())
+    while True:
+        if written:
+            written.wait()
+        known, snapshot = the_snapshot(store)
+        snapshot = fresh(snapshot)
+        parts = paths.of_request(request.environ, known, snapshot.rule)
+        position = snapshot.position  # before the row: it may be newer than it says, never older
+        offsets: Mapping[str, int] | None = None
+        if past:
+            found, position, offsets = _past(defined, snapshot, parts, asked)
+        elif not snapshot.has(parts):
+            found, position = _by_table(defined, snapshot, parts)
+        else:
+            found, offsets = snapshot.get(parts), snapshot.offsets(parts)
+        if written is None or written.inside(snapshot):
+            break
+    found = _windows(found, asked) if found and ("from" in asked or "to" in asked) else found
+    if found is None:
+        named = "/".join(part[:100] for part in parts)
+        raise Problem(404, "unknown-key", f"found no {named!r} in {store}", position=position)
+    body, tag = point(found, position, offsets)
+    response = Response(body, content_type="application/json")
+    response.set_etag(tag, weak=True)
+    if "If-None-Match" in request.headers:
+        response.make_conditional(request)
+    return response
+
+
+def _elsewhere(store: str) -> Response | None:
+    """Another instance's answer, where this one does not have the key that is asked for."""
+    if the_fleet() is None:
+        return None
+    known, snapshot = the_snapshot(store)
+    return elsewhere(snapshot, paths.of_request(request.environ, known, snapshot.rule))
+
+
+def _by_table(store: Store, snapshot: Snapshot, parts: list[str]) -> tuple[Row | None, int | None]:
+    """The state of a key that no instance has, by the newest version of the state's table."""
+    newest = opened(table(the_replica().config, "state", store.name))
+    if newest is None or "after" in request.args:
+        raise routing.nobody([routing.shard_of(snapshot, parts)])
+    return the_lake().version(store, parts, snapshot, newest.version())
+
+
+def point(row: Row, position: int | None, offsets: Mapping[str, int] | None) -> tuple[bytes, str]:
+    """A point read's body, and its tag, which does not change with the position. ``offsets``: the row is ahead of it."""
+    text = dumps(row).encode()  # once, for both
+    ahead = b',"provisional":true,"offsets":%s' % dumps(offsets).encode() if offsets else b""
+    body = b'%s,"position":%s%s}\n' % (text[:-1], dumps(position).encode(), ahead)
+    return body, hashlib.blake2b(text, digest_size=12).hexdigest()
+
+
+def freshness(asked: Mapping[str, str]) -> Callable[[Snapshot], Snapshot]:
+    """What makes of a store's state that of the freshness that is asked for."""
+    found = asked.get("freshness", LIVE)
+    if found not in FRESHNESS:
+        raise Problem(400, "bad-parameter", f"freshness: found {found[:100]!r}, expected {' or '.join(FRESHNESS)}")
+    return Snapshot.truth if found == CHANGELOG else lambda snapshot: snapshot
+
+
+def provisional(offsets: Mapping[str, int] | None) -> dict[str, Any]:
+    """What an answer says where something in it may be ahead of its position, up to some offsets."""
+    return {"provisional": True, "offsets": offsets} if offsets else {}
+
+
+def _seconds(text: str | None, most: float) -> float:
+    if text is None:
+        return min(WAIT, most)
+    # By hand: float() also takes spaces, underscores and the digits of other scripts.
+    found = float(text) if re.fullmatch(r"\d+(\.\d+)?([eE][-+]?\d+)?", text, re.ASCII) else -1.0
+    if not 0 <= found <= most:
+        raise Problem(400, "bad-parameter", f"timeout: found {text[:100]!r}, expected seconds, 0 to {most:g}")
+    return found
+
+
+def _past(store: Store, snapshot: Snapshot, parts: list[str], asked: dict[str, str]) -> Past[Row | None]:
+    if snapshot.rule is None:  # nothing has been merged yet
+        return None, None, {}
+    if "version" in asked:
+        if "at" in asked:
+            raise Problem(400, "bad-parameter", "found at and version, expected one of them")
+        text = asked["version"]
+        if not (text.isascii() and text.isdecimal() and len(text) < 10):
+            raise Problem(
+                400, "bad-parameter", f"version: found {text[:100]!r}, expected a version of the state's table"
+            )
+        try:
+            return *the_lake().version(store, parts, snapshot, int(text)), {}
+        except (duckdb.Error, DeltaError) as error:
+            detail = f"found no version {text} of state/{store.name}, expected one up to {snapshot.version}"
+            raise Problem(404, "unknown-version", detail) from error
+    return the_lake().at(snapshot, parts, _moment("at", asked["at"]))
+
+
+def _windows(found: Row, asked: dict[str, str]) -> Row | None:
+    if "windows" not in found:
+        raise Problem(400, "bad-parameter", "found from or to, expected neither: this store has no windows")
+    bounds = {name: _moment(name, asked[name]) for name in ("from", "to") if name in asked}
+    kept = [
+        w
+        for w in found["windows"]
+        if w["window_start"] >= bounds.get("from", dt.datetime.min)
+        and w["window_start"] < bounds.get("to", dt.datetime.max)
+    ]
+    return {**found, "windows": kept} if kept else None
+
+
+def _moment(name: str, text: str) -> dt.datetime:
+    try:
+        return dt.datetime.fromisoformat(canonical(text, "TIMESTAMP").removesuffix("Z"))
+    except ValueError as error:
+        raise Problem(400, "bad-parameter", f"{name}: found {text[:100]!r}, {error}") from None
+
+
+@reads.post("/stores/<store>/lookup")
+@declared(
+    FRESH,
+    body=Body("the keys: each as a text or a number, or a list of its parts", JSON, _wanted_keys),
+    answers={200: Answer("the states that there are, and the keys that are not", {JSON: answers.found})},
+    problems={503: UNREAD},
+)
+def lookup(store: str) -> Response:
+    """Many keys in one request: the states of those that are there, and the keys that are not."""
+    defined, snapshot = the_snapshot(store)
+    snapshot = freshness(request.args.to_dict())(snapshot)
+    asked = body_of(request).get("keys")
+    api: Api = current_app.extensions["statehouse"].config.api
+    if not isinstance(asked, list) or len(asked) > api.max_rows:
+        raise Problem(400, "bad-body", f'expected {{"keys": [...]}} with at most {api.max_rows} keys')
+    kinds = keys.kinds(defined, snapshot.rule)
+    parts = [
+        keys.typed([_text(part) for part in key], defined, kinds)
+        for key in (key if isinstance(key, list) else [key] for key in asked)
+    ]
+    asking = fleet_request()
+    made = routing.many(asking, snapshot, parts)
+    if routing.only(asking, snapshot) is not None:
+        text = "".join(f"{row or 'null'}\n" for row in made.rows)
+        return Response(text, 200, said(made.position, made.offsets), content_type=NDJSON)
+    found = list(zip(asked, made.rows, strict=True))
+    rows, missing = [row for _, row in found if row], [key for key, row in found if not row]
+    return listed(rows, {"missing": missing, "position": made.position, **provisional(made.offsets)})
+
+
+def _text(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, (bool, int, Decimal)):
+        raise refused("bad-key", dumps(part)[:100], "a text, a number or a boolean, or a list of them", at="keys")
+    return dumps(whole(part))
+
+
+@reads.get("/stores/<store>/keys")
+@declared(
+    *(LIMIT, CURSOR, PREFIX, FROM, TO, WHERE, FRESH),
+    answers={
+        200: Answer(
+            "a page as JSON; as one of the others all of the scan, streamed",
+            {JSON: answers.page, NDJSON: {}, CSV: {}, ARROW: {}},
+        )
+    },
+    problems={503: UNREAD},
+)
+def scan(store: str) -> Response:
+    """The store's states in the order of their keys: a page as JSON with the cursor of the next one, or, where NDJSON, CSV
+    or Arrow is accepted, all of them (up to ``limit``, where given), streamed.
+
+    A cursor is a place in that order: pages neither repeat nor skip a key, however the state changes. ``prefix`` is of a
+    key's last given part; ``from`` (included) and ``to`` (not) are keys, of a composite key some first parts separated by '/'.
+    ``where`` compares columns with literals.
+    """
+    replica = the_replica()
+    the_store(replica.config, store)
+    asked = request.args.to_dict()
+    kind = formats.wanted(request)
+    most = replica.config.api.max_rows
+    limit = limit_of(asked, sys.maxsize, MOST_STREAMED) if kind else limit_of(asked, min(DEFAULT_LIMIT, most), most)
+    snapshot = freshness(asked)(the_snapshot(store)[1])
+    if snapshot.rule is None:
+        return (
+            formats.streamed(iter(()), kind, pa.schema([]))
+            if kind
+            else answer({"rows": [], "cursor": None, "position": None})
+        )
+    text = asked.get("cursor", "")
+    bounds, condition = scans.bounds(snapshot, asked), scans.condition(snapshot, asked, replica.cursor)
+    try:
+        after = keys.of_cursor(text, len(snapshot.rule.keys)) if text else None
+        if after is not None:
+            snapshot.key(after)
+    except (ValueError, ArithmeticError, KeyError):
+        raise keys.bad_cursor(text) from None
+    # In pages one more tells whether there is a next one.
+    wanted_rows = limit if kind else limit + 1
+    found = Scan(fleet_request(), snapshot, bounds, after, condition, wanted_rows, bool(kind), the_deadline())
+    if kind:
+        response = formats.streamed(found.pages(), kind, snapshot.schema())
+        response.headers.update(said(found.position, found.offsets))
+    else:
+        rows, whole = _in_room(found.pages(), replica.config.api.max_answer)
+        more = count(rows) > limit or not whole
+        rows = {name: column[:limit] for name, column in rows.items()}
+        following = keys.cursor(snapshot.last(rows)) if more else None
+        besides = {"cursor": following, "position": found.position, **provisional(found.offsets)}
+        with current_app.extensions["statehouse"].turns.turns:  # meanwhile it takes several times its text
+            response = listed(columns.listed(rows) if rows else b"", besides)
+    response.headers[PLACE] = found.place
+    return response
+
+
+def _in_room(pages: Iterator[Columns], room: int) -> tuple[Columns, bool]:
+    """The rows of some pages, as many as there is room for, and whether these are all."""
+    found: list[Columns] = []
+    for rows in pages:
+        fit = fitting(rows, count(rows), room, some=not found)
+        found.append({name: column[:fit] for name, column in rows.items()})
+        room -= size(found[-1])
+        if fit < count(rows) or room <= 0:
+            return joined(found), False
+    return joined(found or [{}]), True

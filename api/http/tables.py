@@ -1,0 +1,122 @@
+"""``/tables`` and ``/streams``: the lake as its Delta logs tell it (:mod:`api.reads.tables`)."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+from flask import Blueprint, Response, current_app
+
+from api.engine.media_types import JSON
+from api.http.context import answer, the_replica
+from api.http.history import limit_asked
+from api.http.openapi import answers, schemas
+from api.http.openapi.contract import Answer, declared
+from api.reads.tables import Log, Logs, per_minute
+
+lake_tables = Blueprint("tables", __name__)
+
+COMMIT = answers.record(
+    {
+        "version": schemas.COUNT,
+        "at": schemas.shown("TIMESTAMP"),
+        "operation": schemas.TEXT,
+        "added": schemas.COUNT,
+        "changed": schemas.COUNT,
+        "removed": schemas.COUNT,
+        "ms": schemas.nullable(schemas.COUNT),
+        "files": schemas.nullable(schemas.COUNT),
+        "bytes": schemas.nullable(schemas.COUNT),
+    }
+)
+SIZES = {name: schemas.nullable(schemas.COUNT) for name in ("version", "rows", "bytes", "files")}
+TABLE = {"name": schemas.TEXT, **SIZES}
+MINUTE = answers.listed(schemas.COUNT, description="in each of the last 15 minutes, the oldest first")
+STREAM = answers.record(
+    {
+        "name": schemas.TEXT,
+        "topic": schemas.TEXT,
+        "schema": schemas.TEXT,
+        "time": schemas.nullable(schemas.TEXT),
+        "events": schemas.COUNT,
+        "quarantined": schemas.COUNT,
+        "events_per_minute": MINUTE,
+        "quarantined_per_minute": MINUTE,
+        "version": schemas.nullable(schemas.COUNT),
+        "changed_at": schemas.shown("TIMESTAMP"),
+        "live": {"type": ["object", "null"]},
+    }
+)
+
+
+@lake_tables.get("/tables")
+@declared(
+    answers={
+        200: Answer(
+            "the tables",
+            {
+                JSON: answers.record(
+                    {"tables": answers.listed(answers.record({**TABLE, "last": schemas.nullable(COMMIT)}))}
+                )
+            },
+        )
+    }
+)
+def list_tables() -> Response:
+    """Every table of the lake: version, rows, bytes, files, and what the last commit did."""
+    logs = the_logs()
+    return answer(
+        {"tables": [{**_sizes(name, log := logs.of(name)), "last": next(iter(log.told()), None)} for name in logs]}
+    )
+
+
+@lake_tables.get("/tables/<table>")
+@declared(
+    answers.limit(100),
+    answers={200: Answer("the table", {JSON: answers.record({**TABLE, "commits": answers.listed(COMMIT)})})},
+    problems={404: "there is no such table"},
+)
+def show_table(table: str) -> Response:
+    """One table, as SQL names it: what each of its commits did, newest first, and how large it was after each."""
+    log = the_logs().of(table)
+    return answer({**_sizes(table, log), "commits": log.told()[: limit_asked()]})
+
+
+@lake_tables.get("/streams")
+@declared(answers={200: Answer("the streams", {JSON: answers.record({"streams": answers.listed(STREAM)})})})
+def list_streams() -> Response:
+    """Every stream: its topic, events and refused records, how many in each of the last 15 minutes, and how far the API is with it."""
+    replica, logs = the_replica(), the_logs()
+    now = dt.datetime.now(dt.timezone.utc).replace(tzinfo=None)
+    shown = []
+    for name, stream in replica.config.streams.items():
+        events, refused = logs.of(f"changelog.{name}"), logs.of(f"quarantine.{name}")
+        followed = next((store for store in replica.config.stores.values() if store.stream == name), None)
+        shown.append(
+            {
+                "name": name,
+                "topic": stream.topic,
+                "schema": stream.schema_,
+                "time": stream.time,
+                "events": events.size.rows if events.size else 0,
+                "quarantined": refused.size.rows if refused.size else 0,
+                "events_per_minute": per_minute(events.commits, ("added",), now),
+                "quarantined_per_minute": per_minute(refused.commits, ("added",), now),
+                "version": events.size.version if events.size else None,
+                "changed_at": events.commits[0]["at"] if events.commits else None,
+                "live": replica.status(followed.name)["live"] if followed else None,
+            }
+        )
+    return answer({"streams": shown})
+
+
+def the_logs() -> Logs:
+    """The logs of the app that serves this request."""
+    logs: Logs = current_app.extensions["statehouse"].logs
+    return logs
+
+
+def _sizes(name: str, log: Log) -> dict[str, Any]:
+    size = log.size
+    numbers = dict(zip(("version", "rows", "bytes", "files"), size, strict=True)) if size else dict.fromkeys(SIZES)
+    return {"name": name, **numbers}

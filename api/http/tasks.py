@@ -1,0 +1,259 @@
+"""Tasks: what waits and what was sent; asking for one, and for the end of one.
+
+What a caller asks for goes to a stream's topic, as a set does, and is in the table ``tasks`` when the job has seen it there.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from flask import Blueprint, Response, current_app, request
+
+from api.engine import exact_json, keys
+from api.engine.media_types import JSON
+from api.engine.types import conforming
+from api.errors import Problem, refused
+from api.http import audit
+from api.http.context import answer, body_of, the_lake, the_rule
+from api.http.history import SLOW, limit_asked
+from api.http.openapi import answers, schemas
+from api.http.openapi.contract import Answer, Body, Parameter, Place, declared, place
+from api.http.openapi.schemas import Schema
+from api.http.writes import IDEMPOTENCY, UNSENT, a_look, key_of, set_of, writes, written
+from api.writes import bulk, events
+from api.writes.producer import Record, Token
+from statehouse import kafka, topics
+from statehouse.config import Config, Store
+from statehouse.fold import Rule
+from statehouse.headers import OP_HEADER, STORE_HEADER
+from statehouse.values import milliseconds
+
+tasks = Blueprint("tasks", __name__)
+STATUSES = ["waiting", "sent", "cancelled", "failed"]
+DURATION = "[0-9]{1,5} (?:second|minute|hour|day|week)s?"
+CURSOR = rf"\.-?[0-9]{{1,18}}\.{keys.ESCAPED}"  # due, and id: see keys.cursor
+FILTERS = (
+    Parameter("status", "only those", {"enum": STATUSES}),
+    Parameter("task", "only those of a rule", schemas.TEXT),
+    Parameter("store", "only those that wait for a store", schemas.TEXT),
+    Parameter("key", "only those that wait for a key, as its text in Kafka", schemas.TEXT),
+)
+WORDS = ("due", "after", "while", "send", "set")
+
+
+def _rows(_place: Place) -> Schema:
+    time, text = schemas.shown("TIMESTAMP"), schemas.nullable(schemas.TEXT)
+    names = {
+        "task": text,
+        "stream": schemas.TEXT,
+        "store": text,
+        "key": text,
+        "value": text,
+        "since": time,
+        "due": time,
+    }
+    told = {"topic": text, "message_key": text, "message": text, "set": text}
+    state = {"status": {"enum": STATUSES}, "ended": time, "reason": text, "sent": schemas.COUNT, "sent_at": time}
+    row = answers.record({"id": schemas.TEXT, **names, **state, **told})
+    return answers.record({"rows": answers.listed(row), "cursor": schemas.nullable(schemas.TEXT)})
+
+
+def _asked(here: Place) -> Schema:
+    """A task that is asked for: when, and what."""
+    found = [place(store=name) for name, store in here.config.stores.items() if not store.windows]
+    stores = [(p, p.rule, {"store": _store(p), "key": key_of(p)}) for p in found if p.rule]  # whose types are known
+    waits = [answers.record({**key, "value": schemas.value(rule.value_type)}) for _, rule, key in stores]
+    sets = [answers.record({**key, "value": set_of(p)["properties"]["value"]}) for p, _, key in stores]
+    whole = {"key": schemas.TEXT, "value": schemas.ANY}
+    names = topics.askable(here.config.askable_topics)
+    sends = [schemas.matching(names, maxLength=topics.LONGEST)] if names else []
+    when = [{"due": schemas.value("TIMESTAMP")}, {"after": schemas.matching(DURATION)}]
+    what = [{"send": answers.record({"topic": topic, **whole}, optional=tuple(whole))} for topic in sends]
+    what += [{"set": {"anyOf": sets}}] if sets else []
+    wait: dict[str, Schema] = {"while": {"anyOf": waits}} if waits else {}
+    either = [answers.record({**a, **b, **wait}, optional=("while",)) for a in when for b in what]
+    return {"anyOf": either} if either else {"not": {}}
+
+
+def _store(here: Place) -> Schema:
+    assert here.store is not None
+    return {"const": here.store.name}
+
+
+TAKEN = answers.record({"id": schemas.TEXT, "due": schemas.shown("TIMESTAMP")})
+NO_TASKS = "the file has no `tasks`"
+
+
+@tasks.get("/tasks")
+@declared(
+    *(answers.limit(100), Parameter("cursor", "where the page before ended: its `cursor`", schemas.matching(CURSOR))),
+    *FILTERS,
+    answers={200: Answer("a page of them", {JSON: _rows})},
+    problems={404: NO_TASKS, 503: SLOW},
+)
+def list_tasks() -> Response:
+    """The tasks, the first due first; those that were asked for a moment ago may not be there yet."""
+    _config()
+    limit, cursor, after = limit_asked(), request.args.get("cursor"), None
+    if cursor is not None:
+        if not re.fullmatch(CURSOR, cursor):
+            raise keys.bad_cursor(cursor)
+        due, name = keys.of_cursor(cursor, 2)
+        after = int(due), name
+    wanted = {p.name: request.args[p.name] for p in FILTERS if p.name in request.args}
+    if (status := wanted.get("status")) is not None and status not in STATUSES:
+        raise Problem(400, "bad-parameter", f"status: found {status[:100]!r}, expected {', '.join(STATUSES)}")
+    rows, more = the_lake().tasks(wanted, after, limit)
+    following = None
+    if more:
+        since = rows[-1]["due"] - dt.datetime(1970, 1, 1)
+        following = keys.cursor([str(since // dt.timedelta(microseconds=1)), rows[-1]["id"]])
+    return answer({"rows": rows, "cursor": following})
+
+
+@writes.post("/tasks")
+@declared(
+    headers=[IDEMPOTENCY],
+    body=Body('such as {"after": "5 minutes", "send": {"topic": "alerts", "value": "look"}}', JSON, _asked),
+    answers={202: Answer("Kafka has acknowledged it", {JSON: TAKEN})},
+    problems={
+        403: "tasks may not be asked to send to this topic, or the token does not allow it",
+        404: NO_TASKS,
+        **UNSENT,
+    },
+)
+def post_task() -> Response:
+    """Ask for a task: a message to a topic, or a set, at a time or after one, where it is asked for only while a key has a value."""
+    config, body = _config(), body_of(request)
+    for name in body:
+        if name not in WORDS:
+            raise refused("bad-body", f"the field {name[:100]!r}", f"one of {', '.join(WORDS)}")
+    said: dict[str, Any] = {"due": _due(body)}
+    headers: tuple[tuple[str, str], ...] = ((OP_HEADER, "task"),)
+    stream, key = next(iter(config.streams.values())), ""
+    if ("send" in body) == ("set" in body):
+        raise refused("bad-body", "both" if "send" in body else "neither", "one of send and set")
+    if "send" in body:
+        said["send"] = _send(body["send"])
+        key = said["send"].get("key", "")
+    else:
+        store, rule, record = _set(body["set"])
+        payload = exact_json.loads(record.payload or "{}")
+        said["set"] = {"store": store.name, "key": record.key, **payload}
+        stream, key = config.streams[store.stream], record.key
+    if "while" in body:
+        store, rule, parts = _key(body["while"], "while")
+        value = body["while"].get("value")
+        if value is None:
+            raise refused("bad-body", "no value" if "value" not in body["while"] else "null", "a value", at="while")
+        said["value"] = _conforming(value, rule.value_type, "while.value") if rule else value
+        stream, key = config.streams[store.stream], keys.kafka_key(parts, store)
+        headers += ((STORE_HEADER, store.name),)
+    audit.note(key=key)
+
+    def answered(tokens: list[Token]) -> dict[str, Any]:
+        return {"id": str(tokens[0]), "due": said["due"]}
+
+    document = written(stream.topic, [Record(key, exact_json.dumps(said), headers)], answered, asked=body)
+    audit.note(token=document["id"])
+    return answer(document, 202)
+
+
+@writes.delete("/tasks/<key:id>")
+@declared(
+    answers={202: Answer("Kafka has acknowledged it", {JSON: answers.record({"id": schemas.TEXT})})},
+    problems={404: "there is no such task", 409: "it does not wait any more", **UNSENT},
+)
+def delete_task(id: str) -> Response:
+    """Cancel a task by its id, percent-encoded."""
+    config = _config()
+    streamed = {stream.topic for stream in config.streams.values()}
+    row = the_lake().task(id)
+    asked = re.fullmatch(rf"({topics.NAME}):([0-9]{{1,9}}):([0-9]{{1,18}})", id)
+    partition = None
+    if asked and asked[1] in streamed:  # it may not be in the table yet; after it in the same partition it is known
+        topic, partition, key = asked[1], int(asked[2]), ""
+        if row is None and not _asked_at(config, topic, partition, int(asked[3])):
+            raise _unknown(id)
+    elif row:
+        topic, key = config.streams[row["stream"]].topic, row["key"] or ""
+    else:
+        raise _unknown(id)
+    if row and row["status"] != "waiting":
+        raise Problem(409, "not-waiting", f"found {row['status']}, expected waiting: {id[:100]}")
+    audit.note(key=id[:100])
+    record = Record(key, exact_json.dumps({"id": id}), ((OP_HEADER, "cancel"),))
+    document = written(topic, [record], lambda _: {"id": id}, partition)
+    return answer(document, 202)
+
+
+def _asked_at(config: Config, topic: str, partition: int, offset: int) -> bool:
+    """Whether the record at a place asks for a task."""
+    with a_look():
+        if partition not in kafka.partitions(config.kafka, topic):
+            return False
+        return (kafka.headers_at(config.kafka, topic, partition, offset) or {}).get(OP_HEADER) == b"task"
+
+
+def _unknown(id: str) -> Problem:
+    return Problem(404, "unknown-task", f"found {id[:100]!r}, expected the id of a task: GET /tasks lists them")
+
+
+def _config() -> Config:
+    config: Config = current_app.extensions["statehouse"].config
+    if config.tasks is None:
+        raise Problem(404, "no-tasks", "found no tasks: in the file, expected them, or 'tasks: {}'")
+    return config
+
+
+def _due(body: Mapping[str, Any]) -> str:
+    if ("due" in body) == ("after" in body):
+        raise refused("bad-body", "both" if "due" in body else "neither", "one of due and after")
+    if "due" in body:
+        return str(_conforming(body["due"], "TIMESTAMP", "due"))
+    if not isinstance(body["after"], str) or not re.fullmatch(DURATION, body["after"]):
+        raise refused("bad-body", exact_json.dumps(body["after"])[:100], "a duration such as '5 minutes'", at="after")
+    due = dt.datetime.now(dt.timezone.utc) + dt.timedelta(milliseconds=milliseconds(body["after"]))
+    return exact_json.time(due.replace(tzinfo=None))
+
+
+def _send(send: Any) -> dict[str, Any]:
+    if not isinstance(send, dict) or not {"topic"} <= set(send) <= {"topic", "key", "value"}:
+        raise refused("bad-body", exact_json.dumps(send)[:100], "a topic, with or without a key and a value", at="send")
+    if not topics.is_possible(send["topic"]):
+        raise refused("bad-body", exact_json.dumps(send["topic"])[:300], topics.POSSIBLE, at="send.topic")
+    if expected := topics.expected_instead(send["topic"], _config().askable_topics):
+        kind, status = ("bad-body", 400) if send["topic"].startswith(topics.INTERNAL) else ("topic-not-allowed", 403)
+        raise Problem(status, kind, f"send.topic: found {exact_json.dumps(send['topic'])}, expected {expected}")
+    if not isinstance(send.get("key", ""), str):
+        raise refused("bad-body", exact_json.dumps(send["key"])[:100], "a string", at="send.key")
+    return send
+
+
+def _set(given: Any) -> tuple[Store, Rule | None, Record]:
+    store, rule, parts = _key(given, "set")
+    return store, rule, events.set_to(parts, {n: v for n, v in given.items() if n in ("value", "agent")}, store, rule)
+
+
+def _key(given: Any, at: str) -> tuple[Store, Rule | None, list[str]]:
+    """The store and the key that a part of the body is about."""
+    if not isinstance(given, dict) or not {"store", "key"} <= set(given) <= {"store", "key", "value"}:
+        raise refused("bad-body", exact_json.dumps(given)[:100], "a store, a key and a value", at=at)
+    config = _config()
+    known = [name for name, store in config.stores.items() if not store.windows]
+    if given["store"] not in known:
+        found = exact_json.dumps(given["store"])[:100]
+        raise refused("bad-body", found, f"one of {', '.join(known) or 'none'}", at=f"{at}.store")
+    store, rule = the_rule(given["store"])
+    return store, rule, bulk.parts(given["key"], store, rule)
+
+
+def _conforming(value: Any, kind: str, at: str) -> Any:
+    try:
+        return conforming(value, kind)
+    except ValueError as error:
+        expected = str(error).removeprefix("expected ")
+        raise refused("bad-value", exact_json.dumps(value)[:100], expected, at=at) from None

@@ -1,0 +1,71 @@
+"""Who writes reads it: waiting until a write, by its token, is in the answer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from api.engine.deadline import LOOK
+from api.errors import Problem
+from api.replica.replica import Replica
+from api.replica.snapshot import Snapshot
+from statehouse.config import Store
+
+
+class After:
+    """One request's write, which it waits for until ``seconds`` are over, or its caller is ``gone``, in one of so many ``places``;
+    ``fresh`` makes of a store's state what its answer is of.
+
+    Raises a problem, also of what is no token of the store's topic, as its methods do where they wait for too long.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        store: Store,
+        token: str,
+        seconds: float,
+        fresh: Callable[[Snapshot], Snapshot],
+        places: threading.Semaphore,
+        gone: Callable[[], bool],
+    ) -> None:
+        topic, *place = token.rsplit(":", 2)
+        expected = replica.config.streams[store.stream].topic
+        if (
+            topic != expected
+            or len(place) != 2
+            or not all(p.isascii() and p.isdecimal() and len(p) < 19 for p in place)
+        ):
+            detail = f"after: found {token[:100]!r}, expected a write's token, {expected}:PARTITION:OFFSET"
+            raise Problem(400, "bad-parameter", detail)
+        self._replica, self._store, self._token, self._fresh = replica, store.name, token, fresh
+        self._place = int(place[0]), int(place[1])
+        self._places, self._gone = places, gone
+        self._seconds, self._until = seconds, time.monotonic() + seconds
+
+    def wait(self) -> None:
+        """Until the store's state has the write. A token names a topic, and not which of that name."""
+        if trouble := self._replica.recreated(self._store):
+            raise Problem(409, "topic-recreated", trouble)
+        if self._now():
+            return
+        if not self._places.acquire(blocking=False):
+            raise Problem(503, "busy", "found too many requests that wait with after, expected fewer")
+        try:
+            while not (seen := self._replica.wait(self._now, min(LOOK, self._until - time.monotonic()))):
+                if time.monotonic() >= self._until or self._gone():
+                    break
+        finally:
+            self._places.release()
+        if not seen:
+            detail = f"found no {self._token!r} in {self._store} within {self._seconds} s"
+            raise Problem(504, "not-yet", detail, position=self._replica.snapshot(self._store).position)
+
+    def inside(self, snapshot: Snapshot) -> bool:
+        """Whether a state that was read has it. What was pending may turn out not to be foldable when it is read, and is then in
+        the answers when the changelog has it."""
+        return self._replica.covers(self._store, *self._place, snapshot)
+
+    def _now(self) -> bool:
+        return self.inside(self._fresh(self._replica.snapshot(self._store)))

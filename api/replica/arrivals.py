@@ -1,0 +1,142 @@
+"""Kafka's records as rows of the changelog, before the changelog has them.
+
+What a record is, is said once for both halves, by :mod:`statehouse.records`; lookups, and the event time, are SQL, here DuckDB's as in
+:mod:`jobs.parse` Spark's. What is made here is forgotten as soon as the changelog has, or has refused, the same coordinates.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+from confluent_kafka import Message
+
+from api.engine.duck import quoted, selected
+from api.engine.fold import GUARD
+from api.engine.prepared import Bag, Prepared
+from api.replica.lookup import Lookups
+from statehouse.alike import check_stream, nulled
+from statehouse.config import Store, Stream
+from statehouse.fold import Rule, in_years
+from statehouse.headers import OP_HEADER, REPORT, STORE_HEADER
+from statehouse.kafka import usable_time
+from statehouse.records import SAID, decoder_for
+from statehouse.transpile import to_duckdb
+
+TIME = pa.timestamp("ms", "UTC")
+# A record as Kafka has it; of the headers the two that matter.
+RECORDS = {
+    "_topic": pa.large_string(),
+    "_partition": pa.int32(),
+    "_offset": pa.int64(),
+    "_timestamp": TIME,
+    "_key": pa.large_string(),  # null where it is not UTF-8
+    "_bytes": pa.large_binary(),
+    "_op_header": pa.large_binary(),
+    "_store_header": pa.large_binary(),
+    "_log_time": TIME,  # when it was read
+}
+PLACED = {
+    "_topic": "STRING",
+    "_partition": "INT",
+    "_offset": "BIGINT",
+    "_timestamp": "TIMESTAMP",
+    "_key": "STRING",
+    "_log_time": "TIMESTAMP",
+}
+
+
+def records(messages: Iterable[Message]) -> pa.Table:
+    """What Kafka's client gives, as a table of :data:`RECORDS`."""
+    now = time.time_ns() // 1_000_000
+    return table((*_record(message), now) for message in messages)
+
+
+def table(rows: Iterable[tuple[Any, ...]]) -> pa.Table:
+    """A table of :data:`RECORDS`; moments are milliseconds since 1970."""
+    columns = zip(*rows, strict=True)
+    return pa.table({n: pa.array(c, kind) for c, (n, kind) in zip(columns, RECORDS.items(), strict=True)})
+
+
+def _record(message: Message) -> tuple[Any, ...]:
+    place = message.topic(), message.partition(), message.offset(), message.timestamp()[1]
+    return record(*place, message.key(), message.value(), message.headers())
+
+
+def record(
+    topic: str | None, partition: int | None, offset: int | None, timestamp: int, key: Any, value: Any, headers: Any
+) -> tuple[Any, ...]:
+    """A record as a row of :data:`RECORDS`, but for the last column."""
+    by_name = dict(headers or ())  # the last of a name counts
+    try:
+        key = key.decode() if isinstance(key, bytes) else key
+    except UnicodeDecodeError:
+        key = None
+    return (
+        topic,
+        partition,
+        offset,
+        usable_time(timestamp),
+        key,
+        value,
+        by_name.get(OP_HEADER),
+        by_name.get(STORE_HEADER),
+    )
+
+
+class Parser:
+    """Of one stream, for a cursor of its own; ``rules`` are those of its ``stores`` whose types are known.
+    ``more``: further columns of the rows, by name, in DuckDB's words.
+
+    Raises sqlglot's errors where the stream's time, or what it is looked up by, has no words in DuckDB, or others.
+    """
+
+    def __init__(
+        self,
+        db: duckdb.DuckDBPyConnection,
+        stream: Stream,
+        rules: Iterable[Rule],
+        stores: Sequence[Store],
+        more: Mapping[str, str] | None = None,
+    ) -> None:
+        check_stream(stream)
+        self._decoder = decoder_for(stream, stores, rules)
+        columns = stream.types | PLACED | dict.fromkeys(SAID, "STRING")
+        self._events, self._lookups = Bag(db, "_decoded", columns), Lookups(db, stream)
+        query = f"({_query(stream, '_decoded', self._lookups)})"
+        self._query = Prepared(db, "_parsed", f"SELECT *, {selected(more)} FROM {query}" if more else query)
+
+    def parse(self, found: pa.Table) -> pa.Table:
+        """The rows for the changelog of those records that are not refused."""
+        self._lookups.refresh()
+        given = (found[name].to_pylist() for name in ("_op_header", "_store_header", "_key", "_bytes"))
+        decoded = self._decoder.decode(*given)
+        events = pa.Table.from_batches([decoded])
+        for name in PLACED:
+            events = events.append_column(name, found[name])
+        self._events.put(events.filter(events["_reason"].is_null()))
+        return self._query.rows()
+
+
+def _query(stream: Stream, events: str, lookups: Lookups) -> str:
+    names, columns = [quoted(c.name) for c in stream.known], stream.types
+    event_time = to_duckdb(f"CAST({nulled(stream.time, columns)} AS TIMESTAMP)") if stream.time else "NULL"
+    payload = "_text" if stream.keep_payload else "CAST(NULL AS VARCHAR)"
+    return f"""
+SELECT {", ".join(names)}, _topic, _partition, _offset, coalesce(_time, _timestamp) AS _event_time, _log_time,
+  _op, _key, _store, _agent, _value, {payload} AS _payload
+FROM (SELECT *, CASE WHEN _op = '{REPORT}' THEN {GUARD.format(event_time)} END AS _time FROM {lookups.joined(events)})
+WHERE coalesce(_time, _timestamp) IS NOT NULL AND {_timed(stream)}
+{"ORDER BY _partition, _offset" if stream.lookups else ""}"""  # a join leaves them in any order
+
+
+def _timed(stream: Stream) -> str:
+    """Whether a report has an event time that counts."""
+    if not stream.time_columns:
+        return "TRUE"
+    given = " OR ".join(f"{quoted(c)} IS NOT NULL" for c in stream.time_columns)
+    known = f"(NOT ({given}) OR _time IS NOT NULL) AND coalesce({to_duckdb(in_years('_time'))}, TRUE)"
+    return f"(_op <> '{REPORT}' OR ({known}))"

@@ -1,0 +1,137 @@
+"""``replica: none``: nothing is kept in memory, each read is a query of the state's table. For what is larger than the machine.
+
+Answers are the same, at the MERGE's freshness. What a read costs depends on the table's files: DuckDB leaves out those, and
+those parts of them, whose statistics say that a key is not there.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from api.engine import duck
+from api.engine.columns import Columns, Key, count, fitting, keys_of
+from api.engine.deadline import Deadline
+from api.engine.duck import ROWS, quoted
+from api.engine.exact_json import dumps
+from api.engine.pool import Pool
+from api.engine.where import Where
+from api.replica.snapshot import BYTES, Inside, Row, Snapshot, casts, epoch_of, within
+from statehouse.config import Config, Store
+from statehouse.errors import StatehouseError
+from statehouse.tables import folded, generation, rows_and_bytes, stored_rule, table
+
+
+@dataclass(eq=False)
+class Direct(Snapshot):
+    """A version of a store's table that stays where it is."""
+
+    pool: Pool | None = None
+    path: str = ""
+
+    def get(self, parts: Sequence[str]) -> Row | None:
+        """As :meth:`Snapshot.get`."""
+        return self._find_all([parts])[0]
+
+    def at_once(self, parts: Sequence[str]) -> None:
+        """As :meth:`Snapshot.at_once`: each read is a query, which takes its time."""
+        return None
+
+    def lookup(self, keys: Sequence[Sequence[str]]) -> list[str | None]:
+        """As :meth:`Snapshot.lookup`, in one query."""
+        return [dumps(found) if found else None for found in self._find_all(keys)]
+
+    def _find_all(self, keys: Sequence[Sequence[str]]) -> list[Row | None]:
+        if self.rule is None or not keys:
+            return [None] * len(keys)
+        names = list(self.rule.key_columns)
+        wanted = [self.key(parts) for parts in keys]
+        marks = ", ".join(f"({', '.join('?' * len(names))})" for _ in wanted)
+        of = ", ".join(map(quoted, names))
+        condition = f"({of}) IN ({marks})" if len(wanted) > 1 else f"({of}) = {marks}"
+        found: dict[Key, list[Row]] = {}
+        for row in self.rows(self._select([condition], [value for key in wanted for value in key])):
+            found.setdefault(tuple(row[n] for n in names), []).append(self.shown_row(row))
+        if self.rule.store.windows:
+            return [self.windowed(found.get(key, [])) for key in wanted]
+        return [found[key][0] if key in found else None for key in wanted]
+
+    def page(
+        self,
+        after: Sequence[str] | None,
+        limit: int,
+        bounds: tuple[Key, Inside | None] = ((), None),
+        where: Where | None = None,
+        settled: bool = False,
+        deadline: Deadline | None = None,
+    ) -> tuple[Columns, bool]:
+        """As :meth:`Snapshot.page`."""
+        if self.rule is None:
+            return {}, False
+        least, inside = bounds
+        conditions: list[str] = []
+        bound: list[Any] = []
+        for key, operator in ((least, ">="), (self.key(after) if after is not None else (), ">")):
+            if key:
+                conditions.append(
+                    f"({', '.join(map(quoted, list(self.rule.keys)[: len(key)]))}) {operator} ({', '.join('?' * len(key))})"
+                )
+                bound += key
+        if where:
+            conditions.append(where.sql)
+            bound += where.bound
+        found = self._select(conditions, bound, limit, deadline)
+        more = count(found) == limit
+        fit = fitting(found, limit, BYTES, some=True)
+        more = more or fit < count(found)
+        rows = self.public({name: column[:fit] for name, column in found.items()})
+        if inside is not None:
+            ends = sum(1 for _ in itertools.takewhile(inside, keys_of(rows[name] for name in self.rule.keys)))
+            more = more and ends == count(rows)
+            rows = {name: column[:ends] for name, column in rows.items()}
+        return rows, more
+
+    def _select(
+        self,
+        conditions: Sequence[str],
+        bound: Sequence[Any],
+        limit: int | None = None,
+        deadline: Deadline | None = None,
+    ) -> Columns:
+        assert self.rule is not None and self.pool is not None and self.version is not None
+        tests = [*conditions, *within(self.rule)]
+        text = f"WHERE {' AND '.join(tests)}" if tests else ""
+        order = f"ORDER BY {', '.join(map(quoted, self.rule.keys))}" + (f" LIMIT {int(limit)}" if limit else "")
+        with self.pool.table(self.path, self.version) as (db, name), deadline.over(db) if deadline else nullcontext():
+            found = db.execute(f"SELECT {casts(self.types)} FROM {name} {text} {order}", bound).to_arrow_table(ROWS)
+        return {name: found[name].combine_chunks() for name in self.types}
+
+
+def of_table(pool: Pool, config: Config, store: Store, version: int) -> Direct:
+    """A version of a store's table as what callers read. Raises StatehouseError where it is not one of ours."""
+    path = table(config, "state", store.name)
+    delta = DeltaTable(path, version=version)
+    rule = stored_rule(delta, store.name)
+    if rule is None:
+        raise StatehouseError(f"{path} has no definition: it was not made by statehouse")
+    with pool.table(path, version) as (db, name):
+        types = duck.types(db, name)
+        none = db.execute(f"SELECT {casts(types)} FROM {name} LIMIT 0").to_arrow_table(ROWS)
+    return Direct(
+        rule,
+        version,
+        generation(delta),
+        epoch_of(delta),
+        folded(delta),
+        keys=rows_and_bytes(path, version)[0],
+        columns={n: pa.array([], none[n].type) for n in types},
+        types=types,
+        pool=pool,
+        path=path,
+    )

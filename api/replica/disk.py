@@ -1,0 +1,119 @@
+"""``replica: disk``: a state's columns as a file of this machine, mapped into memory.
+
+A process that starts maps what the last one wrote and folds what the changelog brought since, instead of reading the state's
+table; and the workers of one machine share the pages. The file is an Arrow file: DuckDB's own would have to be copied out of
+it for the same searches. It is only ever replaced as a whole, and whatever is wrong with it, the table is read instead.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from api.engine.shards import Shards
+from api.replica.snapshot import Snapshot, epoch_of, load, of_table
+from statehouse.config import Config, Store
+from statehouse.fold import Rule
+from statehouse.tables import definition_of, generation, stored_rule, table
+
+log = logging.getLogger("statehouse.api")
+
+
+def folder(config: Config) -> Path:
+    """Where the files are: ``api: cache``, or a folder of the lake's own in the user's cache."""
+    if config.api.cache:
+        return Path(config.api.cache)
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(home, "statehouse", hashlib.sha256(config.root.encode()).hexdigest()[:16])
+
+
+def kept(
+    config: Config, store: Store, version: int, shards: Shards | None, least: int | None = None
+) -> Snapshot | None:
+    """What the file has, if it is of the same table, rule and shards as this version of the state's table: this version or an
+    earlier one, no earlier than ``least``."""
+    try:
+        with pa.memory_map(str(_file(config, store))) as source:
+            found = pa.ipc.open_file(source).read_all()
+        said = json.loads(found.schema.metadata[b"statehouse"])
+    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError):
+        return None
+    delta = DeltaTable(table(config, "state", store.name), version=version)
+    rule = stored_rule(delta, store.name)
+    if (
+        rule is None
+        or said["of"] != _of(epoch_of(delta), rule, shards)
+        or not (least or 0) <= said["version"] <= version
+    ):
+        return None
+    made = of_table(found, rule, said["types"])
+    made.version, made.generation, made.position = said["version"], generation(delta), said["position"]
+    made.epoch, made.shards = epoch_of(delta), shards
+    return made
+
+
+def read(db: duckdb.DuckDBPyConnection, config: Config, store: Store, version: int, shards: Shards | None) -> Snapshot:
+    """A version of the state's table, by way of the file. Where that cannot be written, it is in memory as always.
+
+    One process of a machine reads the table, the others wait for its file.
+    """
+    made = None
+    try:
+        with _locked(config, store):
+            found = kept(config, store, version, shards, version)
+            if found is None:
+                made = load(db, config, store, version, shards=shards)
+                _write(config, store, made)
+                found = kept(config, store, version, shards, version)
+            return found or made or load(db, config, store, version, shards=shards)
+    except OSError as error:
+        log.warning("store %s is kept in memory: %s", store.name, error)
+        return made or load(db, config, store, version, shards=shards)
+
+
+def _write(config: Config, store: Store, snapshot: Snapshot) -> None:
+    assert snapshot.rule is not None
+    said = {
+        "of": _of(snapshot.epoch, snapshot.rule, snapshot.shards),
+        "version": snapshot.version,
+        "position": snapshot.position,
+        "types": snapshot.types,
+    }
+    batch = pa.record_batch(list(snapshot.columns.values()), names=list(snapshot.columns))
+    schema = batch.schema.with_metadata({"statehouse": json.dumps(said)})
+    file = _file(config, store)
+    fresh = file.with_suffix(f".{os.getpid()}")
+    try:
+        with pa.OSFile(str(fresh), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+            writer.write_batch(batch.replace_schema_metadata(schema.metadata))
+        fresh.replace(file)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _of(epoch: str, rule: Rule, shards: Shards | None) -> list[Any]:
+    return [epoch, definition_of(rule), [shards.count, *sorted(shards.numbers)] if shards else None]
+
+
+def _file(config: Config, store: Store) -> Path:
+    return folder(config) / f"{store.name}.arrow"
+
+
+@contextmanager
+def _locked(config: Config, store: Store) -> Iterator[None]:
+    file = _file(config, store).with_suffix(".lock")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # let go of with the file, also by a process that is killed
+        yield
