@@ -21,6 +21,7 @@ id: a topic that was deleted and made again has another one, whatever its offset
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import shutil
@@ -54,8 +55,11 @@ from statehouse.errors import (
     TopicRecreated,
     first_line,
 )
+from statehouse.formats.columns import grown, registry
+from statehouse.formats.format import UNKNOWN, Schemas
+from statehouse.formats.registry import wanted_by
 from statehouse.progress import SILENT, Progress
-from statehouse.records import decoder_for
+from statehouse.records import RecordDecoder, decoder_for, fields_of
 from statehouse.tables import LOADED, metadata, opened, table
 
 log = logging.getLogger("statehouse")
@@ -63,6 +67,7 @@ COMMITS = "ingest"  # the application id of the changelog's txn action: a number
 BATCH = 1_000_000  # events a micro-batch at the most: bounds its memory when there is much to catch up on
 USABLE_TIME = f"CASE WHEN timestamp BETWEEN '{kafka.FIRST_TIME}' AND '{kafka.LAST_TIME}' THEN timestamp END"
 UNREADABLE = 100_000  # records at a time that are read without Spark's source
+WAITING = f"CASE WHEN startswith(_reason, '{UNKNOWN}') THEN _reason END"  # for a schema
 TOPIC_SECONDS = 5.0  # how often it is looked whether the topic is still the same: without a batch nothing else tells
 
 
@@ -174,16 +179,37 @@ class Ingest:
 
     def _parse(self, records: DataFrame) -> tuple[DataFrame, list[Row]]:
         """The parsed records, kept in memory, and of each partition its number, how many there are, how many of them are refused, the
-        last offset, and how many were sent again."""
-        parsed = parse(records, self.stream, self.decoder, self.lookups, self.guard.text).persist()
-        try:
-            counts = parsed.groupBy("_partition").agg(
-                F.count("*"), F.count("_reason"), F.max("_offset"), F.count("_requeued")
-            )
-            return parsed, counts.collect()
-        except Exception:
+        last offset, and how many were sent again. Where one has a schema that is not known, the registry is asked and all are parsed
+        again; RegistryUnavailable where it does not tell."""
+        decoder = self.decoder
+        while True:
+            parsed = parse(records, self.stream, decoder, self.lookups, self.guard.text).persist()
+            try:
+                waiting = [F.collect_set(F.expr(WAITING))] if self.stream.registered else []
+                counts = parsed.groupBy("_partition").agg(
+                    F.count("*"), F.count("_reason"), F.max("_offset"), F.count("_requeued"), *waiting
+                )
+                found = counts.collect()
+                ids = wanted_by(reason for row in found for reason in row[5]) if waiting else []
+                if not ids:
+                    return parsed, found
+                decoder = self._learn(registry(self.stream).find(ids), decoder)
+            except Exception:
+                parsed.unpersist()
+                raise
             parsed.unpersist()
-            raise
+
+    def _learn(self, schemas: Schemas, decoder: RecordDecoder) -> RecordDecoder:
+        """A batch's decoder that knows further schemas. They are kept with the changelog, which gets the columns that are new in them."""
+        # That there is none of an id may not stay so.
+        known = {id: schema for id, schema in schemas.items() if schema is not None}
+        if known:
+            stream = grown(self.stream, known)
+            create_stream(self.spark, self.config, stream)
+            self.stream, fields = stream, fields_of(stream)
+            self.decoder = dataclasses.replace(self.decoder.knowing(known), fields=fields)
+            decoder = dataclasses.replace(decoder, fields=fields)
+        return decoder.knowing(schemas)
 
     def _append_refused(self, parsed: DataFrame) -> None:
         reason = [thrown(parsed, self.stream)] if self.guard.up else []

@@ -14,7 +14,9 @@ from pyspark.sql import functions as F
 from jobs import databricks
 from statehouse.config import Config, Stream
 from statehouse.errors import DefinitionChanged, FoldAnew
-from statehouse.fold import Rule, quoted
+from statehouse.fold import Rule, literal, quoted
+from statehouse.formats.columns import PROPERTY as SCHEMAS
+from statehouse.formats.columns import text_kept
 from statehouse.payload import LEAST_TIME
 from statehouse.tables import (
     BUCKET,
@@ -99,7 +101,8 @@ def create_stream(spark: SparkSession, config: Config, stream: Stream) -> None:
     """``changelog/<stream>`` and ``quarantine/<stream>``. A column that the schema has gained is added, null in the
     rows that are there; one that has another type now raises DefinitionChanged. One that was dropped stays, and is null."""
     path = table(config, "changelog", stream.name)
-    create(spark, path, changelog_columns(stream), {**CHANGELOG_PROPERTIES, **retention(config)})
+    schemas = {SCHEMAS: text_kept(stream)} if stream.registered else {}
+    create(spark, path, changelog_columns(stream), {**CHANGELOG_PROPERTIES, **retention(config), **schemas})
     kept = {f.name.lower(): f.dataType.simpleString() for f in spark.read.format("delta").load(path).schema}
     for column in stream.known:
         kind = spark.createDataFrame([], f"x {column.type}").schema[0].dataType.simpleString()
@@ -111,9 +114,18 @@ def create_stream(spark: SparkSession, config: Config, stream: Stream) -> None:
                 f"stream {stream.name}: the changelog has {column.name} as {found}, the schema says {kind}: give the "
                 "column another name, or read it in the store's expression, as in CAST(... AS ...)"
             )
+    if stream.registered:
+        _keep_schemas(spark, path, schemas[SCHEMAS])
     _cluster(spark, path, stream.cluster_by)
     skipping = {"delta.appendOnly": "true", "delta.dataSkippingStatsColumns": "partition,offset,log_time"}
     create(spark, table(config, "quarantine", stream.name), QUARANTINE_COLUMNS, {**skipping, **retention(config)})
+
+
+def _keep_schemas(spark: SparkSession, path: str, text: str) -> None:
+    """Keep with a changelog what is known of its payloads' schemas."""
+    found = opened(path)
+    if found is not None and found.metadata().configuration.get(SCHEMAS) != text:
+        spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('{SCHEMAS}' = {literal(text)})")
 
 
 def create_requeued(spark: SparkSession, config: Config, stream: Stream) -> str:

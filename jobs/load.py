@@ -28,6 +28,7 @@ from jobs.send import json
 from statehouse.config import Config, Stream
 from statehouse.errors import StatehouseError, first_line
 from statehouse.fold import literal, quoted
+from statehouse.formats.format import Format
 from statehouse.progress import SILENT, Progress
 from statehouse.records import decoder_for
 from statehouse.tables import LOADED, opened, table
@@ -71,7 +72,8 @@ def load(spark: SparkSession, config: Config, stream: Stream, file: str | Path, 
         return Loaded(str(path), None, None)
     read = _reader(path)
     stores = config.stores_of(stream.name)
-    decoder = decoder_for(stream, stores, [rule_of(spark, config, store) for store in stores])
+    rules = [rule_of(spark, config, store) for store in stores]
+    decoder = decoder_for(stream, stores, rules, format=Format())  # rows of files are given as JSON
     first = _next(spark, changelog, quarantine)
     try:
         records, count = _numbered(read(spark, stream, path), stream, first)

@@ -75,8 +75,8 @@ def _decoded(decoder: RecordDecoder, keep_all: bool) -> Callable[[Iterator[pa.Re
         for batch in batches:
             columns = {name: batch.column(name) for name in RECORD}
             keys, values = (columns[name].to_pylist() for name in ("_key", "_bytes"))
-            operations, stores, requeued = said_by(columns["_headers"])
-            decoded = decoder.decode(operations, stores, keys, values)
+            operations, stores, requeued, schemas = said_by(columns["_headers"])
+            decoded = decoder.decode(operations, stores, keys, values, schemas)
             said = dict(zip(decoded.schema.names, decoded.columns, strict=True))
             del said["_text"]  # which Spark makes of the bytes again
             said["_requeued"] = pa.array(map(header_text, requeued), pa.string())

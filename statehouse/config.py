@@ -23,12 +23,15 @@ from pydantic import (
     PrivateAttr,
     Tag,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
 from sqlglot import exp
 
-from statehouse.errors import ConfigError
+from statehouse.errors import ConfigError, StatehouseError
+from statehouse.formats import format as formats
+from statehouse.formats.format import Schema as PayloadSchema
 from statehouse.places import prepare, remote
 from statehouse.reducers import REDUCERS, Reducer, own, parse_reduce
 from statehouse.values import (
@@ -111,22 +114,69 @@ class Lookup(_Model):
 
 
 class Stream(_Model):
-    """A topic and the shape of its JSON payload."""
+    """A topic, what its payloads are written in, and their shape."""
 
     name: str = ""
     topic: Topic
-    schema_: Schema = Field(alias="schema")
+    format: Literal["json", "avro"] = "json"
+    schema_: Schema | None = Field(default=None, alias="schema", validate_default=True)  # None: it is derived
+    schema_file: str | None = Field(default=None, min_length=1)  # of Avro without a registry
+    subject: str | None = Field(default=None, min_length=1)  # in the registry
+    on_new_field: Literal["add", "ignore"] = "add"
     time: Expression | None = None
     keep_payload: bool = False
     cluster_by: Annotated[list[str], OneOrMore, Field(max_length=4)] = Field(default_factory=list)
 
     _lookups: tuple[Lookup, ...] = PrivateAttr(())
     _askable_topics: tuple[str, ...] = PrivateAttr(())
+    _registry: dict[str, Any] | None = PrivateAttr(None)
+    _schemas: tuple[tuple[str, PayloadSchema], ...] = PrivateAttr(())
+    _derived: bool = PrivateAttr(False)
 
     @cached_property
     def columns(self) -> list[Column]:
         """The payload's columns, in the file's order."""
-        return parse_schema(self.schema_)
+        return parse_schema(self.schema_) if self.schema_ else []
+
+    @property
+    def registered(self) -> bool:
+        """Whether its payloads name their schemas, which are in the registry."""
+        return self.format in formats.KINDS and self.schema_file is None
+
+    @property
+    def registry(self) -> dict[str, Any]:
+        """The registry's settings."""
+        return self._registry or {}
+
+    @property
+    def subject_name(self) -> str:
+        """The subject in the registry that has the versions of its schema."""
+        return self.subject or f"{self.topic}-value"
+
+    @property
+    def schemas(self) -> tuple[tuple[str, PayloadSchema], ...]:
+        """The schemas of its payloads that are known, by id."""
+        return self._schemas
+
+    @property
+    def derived(self) -> bool:
+        """Whether its columns are not written in the file, but derived from a schema."""
+        return self._derived
+
+    @property
+    def payload_format(self) -> formats.Format:
+        """What its payloads are written in."""
+        return formats.Format(self.format, self.registered, self.schemas)
+
+    def with_columns(self, ddl: str, schemas: tuple[tuple[str, PayloadSchema], ...]) -> Stream:
+        """The same with columns that are derived, or those that it has, and with known schemas. ValueError where ``cluster_by`` is of no
+        such columns."""
+        made = self.model_copy(update={"schema_": ddl})
+        for name in ("columns", "types", "time_columns"):  # worked out of other columns
+            made.__dict__.pop(name, None)
+        made._derived = self._derived or self.schema_ is None
+        made._schemas = schemas
+        return made._ordered()
 
     @cached_property
     def types(self) -> dict[str, str]:
@@ -153,8 +203,34 @@ class Stream(_Model):
         """The columns that the event time is made of."""
         return sorted({c.name for c in parse_expression(self.time).find_all(exp.Column)}) if self.time else []
 
+    @field_validator("schema_", mode="before")
+    @classmethod
+    def _needed(cls, schema: Any, info: ValidationInfo) -> Any:
+        if schema is None and info.data.get("format") in formats.WRITTEN:
+            raise ValueError("found no 'schema', expected one")
+        return schema
+
+    @model_validator(mode="after")
+    def _fits(self) -> Stream:
+        fits = (  # a setting, the formats that it is for, and whether it is set
+            ("schema_file", (formats.AVRO,), self.schema_file is not None),
+            ("subject", formats.KINDS, self.subject is not None),
+            ("on_new_field", formats.KINDS, "on_new_field" in self.model_fields_set),
+            ("keep_payload", (formats.JSON,), self.keep_payload),
+        )
+        for name, known, is_set in fits:
+            if is_set and self.format not in known:
+                raise ValueError(f"found {name} with format: {self.format}, expected it with {' or '.join(known)}")
+        if self.schema_file and self.subject:
+            raise ValueError("found schema_file and subject, expected one: a schema is in a file, or in the registry")
+        return self
+
     @model_validator(mode="after")
     def _consistent(self) -> Stream:
+        return self if self.schema_ is None else self._ordered()  # else they are not known yet
+
+    def _ordered(self) -> Stream:
+        """The same; ValueError where it is clustered by what is no column, or has no order."""
         plain = {c.name: c.type for c in self.columns if c.type.upper().startswith(ORDERED)}
         if unknown := [name for name in self.cluster_by if name not in plain]:
             found = f"cluster_by: {unknown[0]!r}"
@@ -418,6 +494,7 @@ class Config(_Model):
 
     root: str = "./lake"
     kafka: dict[str, Any] = Field(default={"bootstrap.servers": "127.0.0.1:9092"}, validate_default=True)
+    registry: dict[str, Any] | None = None  # of schemas
     streams: dict[Name, Stream] = Field(min_length=1)
     lookups: dict[Name, Lookup] = Field(default_factory=dict)
     stores: dict[Name, Store] = Field(default_factory=dict)
@@ -464,6 +541,14 @@ class Config(_Model):
             raise ValueError(f"{ISOLATION}: found {found!r}, expected {' or '.join(ISOLATION_LEVELS)}")
         return {**properties, ISOLATION: found}
 
+    @field_validator("registry")
+    @classmethod
+    def _reachable(cls, properties: dict[str, Any] | None) -> dict[str, Any] | None:
+        if properties is not None and not re.match(r"https?://[^/\s]", str(properties.get("url"))):
+            found = properties.get("url", "no url")
+            raise ValueError(f"found {found!r}, expected url: and an address such as http://127.0.0.1:8081")
+        return properties
+
     @field_validator("root")
     @classmethod
     def _readable(cls, root: str) -> str:
@@ -492,9 +577,10 @@ class Config(_Model):
 
 
 def _attached(config: Config) -> Config:
-    """The same, whose streams know their lookups, and where tasks may send to."""
+    """The same, whose streams know their lookups, the registry, and where tasks may send to."""
     for stream in config.streams.values():
         stream._askable_topics = config.askable_topics
+        stream._registry = config.registry
         stream._lookups = tuple(lookup for lookup in config.lookups.values() if lookup.stream == stream.name)
     return config
 
@@ -513,7 +599,8 @@ def _override(data: Any, environ: Mapping[str, str]) -> None:
         if not isinstance(at, dict):
             continue
         known = {_flat(n): n for n in (Config.model_fields if at is data else at)}
-        another = leaf.replace("_", ".") if parents == ["kafka"] else leaf  # as Kafka's properties are named
+        # As the properties of Kafka's clients are named.
+        another = leaf.replace("_", ".") if parents in (["kafka"], ["registry"]) else leaf
         name = known.get(leaf, another)
         if (at is data and leaf not in known) or isinstance(at.get(name), (dict, list)):
             continue  # other variables with this prefix are not ours; only scalars can be overridden
@@ -550,7 +637,7 @@ def from_document(document: YamlFile, path: Path, environ: Mapping[str, str] = o
         config = Config.model_validate(data)
     except ValidationError as error:
         raise ConfigError("\n".join(_complaint(path, document, e) for e in error.errors())) from None
-    for where, message in _inconsistent(config):
+    for where, message in _unregistered(config):
         raise ConfigError(f"{path}:{document.line_of(where)}: {'.'.join(where)}: {message}")
     prepare(config.root)
     if not remote(config.root):
@@ -559,6 +646,9 @@ def from_document(document: YamlFile, path: Path, environ: Mapping[str, str] = o
         except ValueError as error:
             raise ConfigError(f"{path}:{document.line_of(('root',))}: root: {error}") from None
         config = config.model_copy(update={"root": root})
+    config = _with_columns(config, path, document)
+    for where, message in _inconsistent(config):
+        raise ConfigError(f"{path}:{document.line_of(where)}: {'.'.join(where)}: {message}")
     tables = {
         name: lookup.model_copy(update={"table": str((path.parent / lookup.table).absolute())})
         for name, lookup in config.lookups.items()
@@ -568,6 +658,33 @@ def from_document(document: YamlFile, path: Path, environ: Mapping[str, str] = o
     files = {name: getattr(config.api, name) for name in ("tokens", "cache")}
     absolute = {name: str((path.parent / file).absolute()) for name, file in files.items() if file is not None}
     return config.model_copy(update={"api": config.api.model_copy(update=absolute)})
+
+
+def _unregistered(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The streams whose schemas would be in a registry, and there is none."""
+    for stream in config.streams.values():
+        if stream.registered and config.registry is None:
+            found = f"found {stream.format} without a registry, expected registry: {{url: ...}} or schema_file"
+            yield ("streams", stream.name, "format"), found
+
+
+def _with_columns(config: Config, path: Path, document: YamlFile) -> Config:
+    """The same, whose streams know the columns that are not written in the file."""
+    found = dict(config.streams)
+    for name, stream in config.streams.items():
+        if stream.format not in formats.KINDS:
+            continue
+        from statehouse.formats.columns import resolved  # with packages that others do not need
+
+        if stream.schema_file is not None:
+            stream = stream.model_copy(update={"schema_file": str((path.parent / stream.schema_file).absolute())})
+        try:
+            found[name] = resolved(stream, f"{config.root}/changelog/{name}")
+        except (ValueError, StatehouseError) as error:
+            line = document.line_of(("streams", name))
+            kind = type(error) if isinstance(error, StatehouseError) else ConfigError
+            raise kind(f"{path}:{line}: streams.{name}: {error}") from None
+    return _attached(config.model_copy(update={"streams": found}))
 
 
 ANOTHER = "another topic than the stream's own: it would never end"
@@ -637,7 +754,9 @@ def rule_file(file: str | Path, config: Config, store: str) -> Store:
 
 def _complaint(path: Path, document: YamlFile, error: Mapping[str, Any]) -> str:
     where = tuple(
-        p for p in error["loc"] if p != "[key]" and not str(p).startswith(("function-", "list[", "constrained-", "<"))
+        "schema" if p == "schema_" else p  # where there is none, pydantic names the field
+        for p in error["loc"]
+        if p != "[key]" and not str(p).startswith(("function-", "list[", "constrained-", "<"))
     )
     if where[:1] == (TASK_TOPICS,):
         where = (*TASK_TOPICS.split("."), *where[1:])

@@ -56,6 +56,18 @@ class TopicRecreated(StatehouseError):
     advice = "give the stream a new name (or another topic)"
 
 
+class RegistryUnavailable(StatehouseError):
+    """The schema registry did not answer; what waits for a schema is tried again."""
+
+    advice = "start the registry, or correct `registry: url`; records whose schemas are known go on meanwhile"
+
+
+class RegistryRefused(RegistryUnavailable):
+    """The schema registry does not let us in."""
+
+    advice = "correct the sign-in in `registry:`"
+
+
 class DefinitionChanged(StatehouseError):
     """A store's rule is not the one its state was folded by."""
 

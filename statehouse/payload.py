@@ -140,20 +140,13 @@ class Decoder:
                 except Refused as reason:
                     reasons[index] = str(reason)
                     rows.append([None] * len(self.fields))
-            others = [
-                _array(values, field.kind) for field, values in zip(self.fields, zip(*rows, strict=True), strict=True)
-            ]
+            others = columns_of(self.fields, rows)
             order = list(range(len(texts)))
             for number, index in enumerate(left):
                 order[index] = len(texts) + number
             pairs = zip(columns, others, strict=True)
             columns = [pa.concat_arrays([column, other]).take(pa.array(order, pa.int64())) for column, other in pairs]
-        for field, column in zip(self.fields, columns, strict=True):
-            if field.required and column.null_count:
-                missing = f"{field.name}: found nothing, expected {field.kind.ddl} NOT NULL"
-                for index in pc.indices_nonzero(column.is_null()).to_pylist():
-                    if texts[index] is not None and reasons[index] is None:
-                        reasons[index] = missing
+        refuse_missing(self.fields, columns, texts, reasons)
         return columns, reasons
 
     def _at_once(self, texts: Sequence[str | None]) -> tuple[list[pa.Array], list[int]]:
@@ -192,6 +185,23 @@ class Decoder:
         if wrong:
             raise Refused("; ".join(wrong))
         return row
+
+
+def columns_of(fields: Sequence[Field], rows: Sequence[Sequence[Any]]) -> list[pa.Array]:
+    """The columns of rows, one row or more, whose values are as :func:`convert` gives them."""
+    return [_array(values, field.kind) for field, values in zip(fields, zip(*rows, strict=True), strict=True)]
+
+
+def refuse_missing(
+    fields: Sequence[Field], columns: Sequence[pa.Array], payloads: Sequence[Any], reasons: list[str | None]
+) -> None:
+    """Put into ``reasons`` why a payload is refused that lacks a column which is required; one that is None is no payload."""
+    for field, column in zip(fields, columns, strict=True):
+        if field.required and column.null_count:
+            missing = f"{field.name}: found nothing, expected {field.kind.ddl} NOT NULL"
+            for index in pc.indices_nonzero(column.is_null()).to_pylist():
+                if payloads[index] is not None and reasons[index] is None:
+                    reasons[index] = missing
 
 
 @functools.lru_cache(maxsize=64)

@@ -7,6 +7,7 @@ left to the engines are lookups and the event time, which are SQL.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statehouse import topics
+from statehouse.formats.format import JSON, Format, Schemas
+from statehouse.formats.format import decoder_of as payload_decoder_of
+from statehouse.formats.wire import ID_HEADER
 from statehouse.headers import OP_HEADER, REPORT, REQUEUED_HEADER, STORE_HEADER, TASK_OPERATIONS
 from statehouse.payload import SHOWN, Field, Refused, convert, decoder_of, micros_of, read_object, text_of
 from statehouse.types import ENCODED, FORMS, INTEGERS, Type, parse_type, type_or_none
@@ -30,6 +34,8 @@ STRING = Type("STRING", "STRING")
 # Text beside the payload's columns: what the record does, to which store, as whom and with which value; the payload, and why it is refused.
 SAID = ("_op", "_store", "_agent", "_value", "_text", "_reason")
 NOTHING = "not a JSON object: found nothing"
+IN_JSON = Format()
+Decoded = tuple[list[str | None], list[pa.Array], list[str | None]]  # texts, columns and reasons
 
 
 @dataclass(frozen=True)
@@ -55,14 +61,24 @@ def target_of(store: Store, rule: Rule | None) -> Target:
     )
 
 
+def fields_of(stream: Stream) -> tuple[Field, ...]:
+    """The columns of a stream's payloads."""
+    return tuple(Field(column.name, parse_type(column.type), column.required) for column in stream.columns)
+
+
 def decoder_for(
-    stream: Stream, stores: Iterable[Store], rules: Iterable[Rule], tasks: Sequence[str] | None = None
+    stream: Stream,
+    stores: Iterable[Store],
+    rules: Iterable[Rule],
+    tasks: Sequence[str] | None = None,
+    format: Format | None = None,
 ) -> RecordDecoder:
-    """The decoder of a stream, whose ``stores`` are given, and the rules of those whose types are known."""
-    fields = tuple(Field(column.name, parse_type(column.type), column.required) for column in stream.columns)
+    """The decoder of a stream, whose ``stores`` are given, and the rules of those whose types are known; its payloads are of the
+    stream's format, or of another ``format``."""
     known = {rule.store.name: rule for rule in rules}
     targets = tuple(target_of(store, known.get(store.name)) for store in stores)
-    return RecordDecoder(fields, targets, None if tasks is None else tuple(tasks), stream.askable_topics)
+    askable = None if tasks is None else tuple(tasks)
+    return RecordDecoder(fields_of(stream), targets, askable, stream.askable_topics, format or stream.payload_format)
 
 
 @dataclass(frozen=True)
@@ -75,6 +91,11 @@ class RecordDecoder:
     targets: tuple[Target, ...] = ()
     tasks: tuple[str, ...] | None = None
     topics: tuple[str, ...] = ()
+    format: Format = IN_JSON
+
+    def knowing(self, schemas: Schemas) -> RecordDecoder:
+        """The same, which knows further schemas of payloads."""
+        return dataclasses.replace(self, format=self.format.knowing(schemas))
 
     @property
     def schema(self) -> pa.Schema:
@@ -88,23 +109,19 @@ class RecordDecoder:
         stores: Sequence[bytes | None],
         keys: Sequence[str | None],
         values: Sequence[bytes | None],
+        ids: Sequence[bytes | None] | None = None,
     ) -> pa.RecordBatch:
         """Records as :attr:`schema` has them, in their order: of each what its headers say of operation and store, its key as text
-        (None where it is not UTF-8) and its value."""
-        texts = [None if value is None else _utf8(value) for value in values]
+        (None where it is not UTF-8), its value, and what its headers say of its schema (None: of none anything)."""
         kinds = [
             header_text(operation) or (REPORT if value is not None else "purge")
             for operation, value in zip(operations, values, strict=True)
         ]
         controls = [index for index, kind in enumerate(kinds) if kind != REPORT]
-        payloads = list(texts)
-        for index in controls:
-            payloads[index] = None
-        columns, reasons = decoder_of(self.fields).decode(payloads)
-        if None in payloads:
-            for index, (payload, kind) in enumerate(zip(payloads, kinds, strict=True)):
-                if payload is None and kind == REPORT:
-                    reasons[index] = NOTHING if values[index] is None else "not UTF-8"
+        if self.format.name == JSON:
+            texts, columns, reasons = self._json(values, kinds)
+        else:
+            texts, columns, reasons = self._formatted(values, kinds, ids or [None] * len(values))
         names: list[str | None] = [None] * len(texts)
         agents, given = list(names), list(names)
         for index in controls:
@@ -115,6 +132,28 @@ class RecordDecoder:
                 reasons[index] = str(reason)
         arrays = [pa.array(column, pa.string()) for column in (kinds, names, agents, given, texts, reasons)]
         return pa.record_batch([*columns, *arrays], schema=self.schema)
+
+    def _json(self, values: Sequence[bytes | None], kinds: Sequence[str]) -> Decoded:
+        """Reports in JSON; and the text of every record."""
+        texts = [None if value is None else _utf8(value) for value in values]
+        payloads = [text if kind == REPORT else None for text, kind in zip(texts, kinds, strict=True)]
+        columns, reasons = decoder_of(self.fields).decode(payloads)
+        if None in payloads:
+            for index, (payload, kind) in enumerate(zip(payloads, kinds, strict=True)):
+                if payload is None and kind == REPORT:
+                    reasons[index] = NOTHING if values[index] is None else "not UTF-8"
+        return texts, columns, reasons
+
+    def _formatted(self, values: Sequence[bytes | None], kinds: Sequence[str], ids: Sequence[bytes | None]) -> Decoded:
+        """Reports in another format; and the text of control events, which are JSON."""
+        pairs = list(zip(values, kinds, strict=True))
+        texts = [None if value is None or kind == REPORT else _utf8(value) for value, kind in pairs]
+        payloads = [value if kind == REPORT else None for value, kind in pairs]
+        columns, reasons = payload_decoder_of(self.fields, self.format).decode(payloads, ids)
+        for index, (value, kind) in enumerate(pairs):
+            if value is None and kind == REPORT:
+                reasons[index] = f"found nothing, expected a payload in {self.format.name}"
+        return texts, columns, reasons
 
     def _control(
         self, operation: str, store: str | None, key: str | None, text: str | None
@@ -182,16 +221,18 @@ class Header(msgspec.Struct):
 _HEADERS = msgspec.json.Decoder(list[Header])
 
 
-def said_by(headers: pa.Array) -> tuple[list[bytes | None], list[bytes | None], list[bytes | None]]:
-    """What records' headers, as JSON or null, say of operation, store, and the refused record that one was sent again for; of
-    headers of one name the last counts."""
+def said_by(
+    headers: pa.Array,
+) -> tuple[list[bytes | None], list[bytes | None], list[bytes | None], list[bytes | None]]:
+    """What records' headers, as JSON or null, say of operation, store, the refused record that one was sent again for, and the
+    payload's schema; of headers of one name the last counts."""
     operations: list[bytes | None] = [None] * len(headers)
-    stores, requeued = list(operations), list(operations)
+    stores, requeued, schemas = list(operations), list(operations), list(operations)
     for index in pc.indices_nonzero(headers.is_valid()).to_pylist():
         by_name = {header.key: header.value for header in _HEADERS.decode(headers[index].as_py())}
         operations[index], stores[index] = by_name.get(OP_HEADER), by_name.get(STORE_HEADER)
-        requeued[index] = by_name.get(REQUEUED_HEADER)
-    return operations, stores, requeued
+        requeued[index], schemas[index] = by_name.get(REQUEUED_HEADER), by_name.get(ID_HEADER)
+    return operations, stores, requeued, schemas
 
 
 def _utf8(value: bytes) -> str | None:

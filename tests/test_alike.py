@@ -94,8 +94,9 @@ class Served:
         self.replica.refresh()
 
 
-def differ(spark, config, records):
-    """Send records through both halves; fail at the first difference. The number of records that were taken."""
+def differ(spark, config, records, first=b'{"id": 0}'):
+    """Send records through both halves, behind one that is ``first``; fail at the first difference. The number of records that were
+    taken."""
     stream = config.streams["s"]
     ingest, merges = Ingest(spark, config, stream), [Merge(spark, config, store) for store in config.stores.values()]
     rows = [
@@ -108,7 +109,7 @@ def differ(spark, config, records):
             value,
             [*headers.items()] or None,
         )
-        for offset, (key, value, headers) in enumerate([(None, b'{"id": 0}', {}), *records])
+        for offset, (key, value, headers) in enumerate([(None, first, {}), *records])
     ]
     ingest.batch(spark.createDataFrame(rows[:1], SCHEMA))
     for merge in merges:

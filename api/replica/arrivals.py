@@ -21,13 +21,15 @@ from api.replica.lookup import Lookups
 from statehouse.alike import check_stream, nulled
 from statehouse.config import Store, Stream
 from statehouse.fold import Rule, in_years
+from statehouse.formats.registry import registry_of, wanted_by
+from statehouse.formats.wire import ID_HEADER
 from statehouse.headers import OP_HEADER, REPORT, STORE_HEADER
 from statehouse.kafka import usable_time
 from statehouse.records import SAID, decoder_for
 from statehouse.transpile import to_duckdb
 
 TIME = pa.timestamp("ms", "UTC")
-# A record as Kafka has it; of the headers the two that matter.
+# A record as Kafka has it; of the headers the three that matter.
 RECORDS = {
     "_topic": pa.large_string(),
     "_partition": pa.int32(),
@@ -37,8 +39,10 @@ RECORDS = {
     "_bytes": pa.large_binary(),
     "_op_header": pa.large_binary(),
     "_store_header": pa.large_binary(),
+    "_schema_header": pa.large_binary(),
     "_log_time": TIME,  # when it was read
 }
+HANDED = ("_op_header", "_store_header", "_key", "_bytes", "_schema_header")  # to the decoder
 PLACED = {
     "_topic": "STRING",
     "_partition": "INT",
@@ -84,6 +88,7 @@ def record(
         value,
         by_name.get(OP_HEADER),
         by_name.get(STORE_HEADER),
+        by_name.get(ID_HEADER),
     )
 
 
@@ -103,22 +108,32 @@ class Parser:
         more: Mapping[str, str] | None = None,
     ) -> None:
         check_stream(stream)
-        self._decoder = decoder_for(stream, stores, rules)
+        self._decoder, self._registry = decoder_for(stream, stores, rules), stream.registry
         columns = stream.types | PLACED | dict.fromkeys(SAID, "STRING")
         self._events, self._lookups = Bag(db, "_decoded", columns), Lookups(db, stream)
         query = f"({_query(stream, '_decoded', self._lookups)})"
         self._query = Prepared(db, "_parsed", f"SELECT *, {selected(more)} FROM {query}" if more else query)
 
     def parse(self, found: pa.Table) -> pa.Table:
-        """The rows for the changelog of those records that are not refused."""
+        """The rows for the changelog of those records that are not refused. Raises RegistryUnavailable where one has a schema that is not
+        known, and the registry does not tell it."""
         self._lookups.refresh()
-        given = (found[name].to_pylist() for name in ("_op_header", "_store_header", "_key", "_bytes"))
-        decoded = self._decoder.decode(*given)
+        decoded = self._decode(found)
         events = pa.Table.from_batches([decoded])
         for name in PLACED:
             events = events.append_column(name, found[name])
         self._events.put(events.filter(events["_reason"].is_null()))
         return self._query.rows()
+
+    def _decode(self, found: pa.Table) -> pa.RecordBatch:
+        given = [found[name].to_pylist() for name in HANDED]
+        decoded = self._decoder.decode(*given)
+        if self._decoder.format.framed and (ids := wanted_by(decoded["_reason"].to_pylist())):
+            schemas = registry_of(self._registry).find(ids)
+            decoded = self._decoder.knowing(schemas).decode(*given)
+            # That there is none of an id may not stay so.
+            self._decoder = self._decoder.knowing({id: schema for id, schema in schemas.items() if schema})
+        return decoded
 
 
 def _query(stream: Stream, events: str, lookups: Lookups) -> str:

@@ -80,7 +80,18 @@ def _ask(path: Path, config: Config, document: YamlFile) -> tuple[list[Problem],
         f"{path}:{document.line_of(where)}: note: {'.'.join(map(str, where))}: {message}; served at the MERGE's freshness"
         for where, message in (() if wrong else duckdb_check(config, rules))
     ]
-    return lines, notes
+    return lines, [*_derived(path, config, document), *notes]
+
+
+def _derived(path: Path, config: Config, document: YamlFile) -> list[str]:
+    """The columns of the streams whose schemas say them, and not the file."""
+    streams = [stream for stream in config.streams.values() if stream.derived]
+    if not streams:
+        return []
+    from statehouse.formats.columns import described  # with packages that others do not need
+
+    places = {stream.name: f"{path}:{document.line_of(('streams', stream.name))}" for stream in streams}
+    return [f"{places[stream.name]}: note: streams.{stream.name}: {described(stream)}" for stream in streams]
 
 
 def _report(path: Path, problems: list[Problem]) -> dict[str, Any]:

@@ -1,0 +1,65 @@
+"""A stream's format as plain values, which are sent to Spark's executors, and the decoder that it means."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import pyarrow as pa
+
+from statehouse.payload import Field
+
+JSON, AVRO = "json", "avro"
+# Formats whose payloads name a schema of a registry, and how the registry calls them.
+KINDS = {AVRO: "AVRO"}
+WRITTEN = (JSON,)  # nothing else says which columns their payloads have
+UNKNOWN = "unknown schema: "  # a record waits for the schema of the id that follows
+IN_FILE = ""  # the id of a schema that is in a file
+
+
+class Schema(NamedTuple):
+    """A schema as text, and the names and texts of those that it refers to, each after those that it refers to itself. ``kind`` is what
+    the registry calls its format."""
+
+    kind: str
+    text: str
+    references: tuple[tuple[str, str], ...] = ()
+
+
+Schemas = Mapping[str, "Schema | None"]  # by id; None: the registry has none of this id
+
+
+@dataclass(frozen=True)
+class Format:
+    """``framed``: each payload, or a header of its record, has the id of its schema, which is one of ``schemas``. Else there is
+    one, whose id is :data:`IN_FILE`."""
+
+    name: str = JSON
+    framed: bool = False
+    schemas: tuple[tuple[str, Schema | None], ...] = ()
+
+    def knowing(self, more: Schemas) -> Format:
+        """The same with further schemas."""
+        return dataclasses.replace(self, schemas=tuple({**dict(self.schemas), **more}.items()))
+
+
+class PayloadDecoder(Protocol):
+    """Of payloads with some columns."""
+
+    def decode(
+        self, payloads: Sequence[bytes | None], ids: Sequence[bytes | None]
+    ) -> tuple[list[pa.Array], list[str | None]]:
+        """The columns of payloads, and of each payload the reason why it is refused, or None. One that is None is no payload: it has no
+        values and no reason. ``ids`` is what the records' headers say of their schemas."""
+
+
+@functools.lru_cache(maxsize=64)
+def decoder_of(fields: tuple[Field, ...], format: Format) -> PayloadDecoder:
+    """The decoder of a format that is not JSON, made once in a process."""
+    # A module and its packages are loaded where its format is used: streams of JSON need none of them.
+    from statehouse.formats.framed import FramedDecoder
+
+    return FramedDecoder(fields, format)

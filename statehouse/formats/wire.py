@@ -1,0 +1,40 @@
+"""Where a record says which schema its payload has: in front of it, or in a header. These are Confluent's wire formats.
+
+In front of the payload are the byte 0 and the schema's id in four bytes, or the byte 1 and its GUID in 16. A header has the same. Of
+Protobuf the message's place in its file follows.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import NamedTuple
+
+from statehouse.payload import Refused
+
+ID_HEADER = "__value_schema_id"
+EXPECTED = "expected the byte 0 and the id of a schema in four bytes"
+
+
+class Frame(NamedTuple):
+    """The schema's id as text, and where in ``data`` it ends. ``data`` is the payload, or the header that has the id."""
+
+    id: str
+    data: bytes
+    end: int
+
+
+def frame_of(payload: bytes, header: bytes | None) -> Frame:
+    """What a record says of its schema. Raises Refused where it says nothing."""
+    data = payload if header is None else header
+    if len(data) > 4 and data[0] == 0:
+        return Frame(str(int.from_bytes(data[1:5], "big")), data, 5)
+    if len(data) > 16 and data[0] == 1:
+        return Frame(str(uuid.UUID(bytes=data[1:17])), data, 17)
+    where = "" if header is None else f"header {ID_HEADER}: "
+    raise Refused(f"{where}found {_shown(data)}, {EXPECTED}")
+
+
+def _shown(data: bytes) -> str:
+    if not data:
+        return "nothing"
+    return f"the bytes {data[:5].hex(' ')}{' …' if len(data) > 5 else ''}"

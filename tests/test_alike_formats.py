@@ -1,0 +1,106 @@
+"""Both halves answer alike, whatever a stream's payloads are written in: as :mod:`tests.test_alike` for JSON."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+
+import pytest
+
+from statehouse.fold import quoted
+from statehouse.tables import opened, table
+from tests.avro import Names, draw_schema, draw_type, draw_value, encoded
+from tests.registry import SchemaRegistry
+from tests.support.depth import sized
+from tests.test_alike import KEYS, differ
+
+PAYLOADS = sized(400, 10_000)
+
+
+def configured(lake, setting, more=""):
+    """A stream whose columns are derived; a store that has all of a row, and one for each column that can be a key."""
+    stream = f"{more}streams:\n  s: {{topic: t, {setting}}}\n"
+    columns = [c for c in lake(stream).streams["s"].columns if c.name != "id"]
+    named = ", ".join(quoted(c.name) for c in columns)
+    stores = [f'  rows: {{stream: s, key: id, value: "struct({named})", reduce: latest}}']
+    for number, column in enumerate(columns):
+        if column.type.startswith(KEYS):
+            key = f'["{quoted(column.name)} AS k", "id % 7 AS m"]'
+            stores.append(f"  k{number}: {{stream: s, key: {key}, value: id, reduce: max}}")
+    return lake(stream + "stores:\n" + "\n".join(stores) + "\n")
+
+
+def spoiled(dice, payload):
+    """What may come of a payload on its way."""
+    kind = dice.randrange(4)
+    if kind == 0:
+        return payload[: dice.randrange(len(payload))]
+    if kind == 1:
+        return dice.randbytes(dice.randrange(40))
+    if kind == 2:
+        return struct.pack(">bI", 0, dice.randint(50, 60)) + payload[5:]
+    return payload + b"\0"
+
+
+def mixed(dice, payloads):
+    """Records with these payloads, and among them some that are spoiled, sets and purges."""
+    found = []
+    for payload in payloads:
+        kind = dice.random()
+        if kind < 0.05:
+            headers = {"statehouse-op": b"purge", "statehouse-store": b"rows"}
+            found.append((str(dice.randint(1, len(payloads))), b"", headers))
+        elif kind < 0.15:
+            found.append((None, spoiled(dice, payload), {}))
+        elif kind < 0.2 and payload[:1] == b"\0":
+            found.append((None, payload[5:], {"__value_schema_id": payload[:5]}))
+        else:
+            found.append((None, payload, {}))
+    return found
+
+
+def avro_versions(dice):
+    """Three versions of a schema: the second has a field more, the third has lost one."""
+    names = Names()
+    first = draw_schema(dice, names)
+    first["fields"].insert(0, {"name": "id", "type": "long"})
+    added = {"name": "added", "type": ["null", draw_type(dice, names, 1)]}
+    if isinstance(added["type"][1], list):
+        added["type"] = added["type"][1]
+    second = {**first, "fields": [*first["fields"], added]}
+    fields = list(second["fields"])
+    fields.pop(dice.randrange(1, len(fields)))
+    return [first, second, {**first, "fields": fields}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(sized(1, 20)))
+def test_avro(spark, lake, seed):
+    dice = random.Random(seed)
+    versions = avro_versions(dice)
+    with SchemaRegistry() as registry:
+        ids = [registry.register("t-value", json.dumps(versions[0]))]
+        config = configured(lake, "format: avro", f"registry: {{url: '{registry.url}'}}\n")
+        ids += [registry.register("t-value", json.dumps(version)) for version in versions[1:]]
+
+        def payload(number):
+            version = dice.randrange(3)
+            value = {**draw_value(dice, versions[version]), "id": number}
+            return struct.pack(">bI", 0, ids[version]) + encoded(versions[version], value)
+
+        first = struct.pack(">bI", 0, ids[0]) + encoded(versions[0], {**draw_value(dice, versions[0]), "id": 0})
+        taken = differ(spark, config, mixed(dice, [payload(number) for number in range(1, PAYLOADS)]), first)
+    assert taken > PAYLOADS / 3
+    changelog = opened(table(config, "changelog", "s"))
+    assert "added" in [field.name for field in changelog.schema().fields], "by itself"
+
+
+@pytest.mark.slow
+def test_avro_of_a_schema_file(spark, lake, tmp_path):
+    dice = random.Random(7)
+    schema = avro_versions(dice)[0]
+    (tmp_path / "s.avsc").write_text(json.dumps(schema))
+    config = configured(lake, "format: avro, schema_file: s.avsc")
+    payloads = [encoded(schema, {**draw_value(dice, schema), "id": number}) for number in range(sized(100, 2000))]
+    assert differ(spark, config, mixed(dice, payloads[1:]), payloads[0]) > len(payloads) / 3
