@@ -118,11 +118,12 @@ class Stream(_Model):
 
     name: str = ""
     topic: Topic
-    format: Literal["json", "avro"] = "json"
+    format: Literal["json", "avro", "json_schema", "string", "csv", "bytes"] = "json"
     schema_: Schema | None = Field(default=None, alias="schema", validate_default=True)  # None: it is derived
     schema_file: str | None = Field(default=None, min_length=1)  # of Avro without a registry
     subject: str | None = Field(default=None, min_length=1)  # in the registry
     on_new_field: Literal["add", "ignore"] = "add"
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","  # of CSV
     time: Expression | None = None
     keep_payload: bool = False
     cluster_by: Annotated[list[str], OneOrMore, Field(max_length=4)] = Field(default_factory=list)
@@ -166,7 +167,7 @@ class Stream(_Model):
     @property
     def payload_format(self) -> formats.Format:
         """What its payloads are written in."""
-        return formats.Format(self.format, self.registered, self.schemas)
+        return formats.Format(self.format, self.delimiter, self.registered, self.schemas)
 
     def with_columns(self, ddl: str, schemas: tuple[tuple[str, PayloadSchema], ...]) -> Stream:
         """The same with columns that are derived, or those that it has, and with known schemas. ValueError where ``cluster_by`` is of no
@@ -208,6 +209,8 @@ class Stream(_Model):
     def _needed(cls, schema: Any, info: ValidationInfo) -> Any:
         if schema is None and info.data.get("format") in formats.WRITTEN:
             raise ValueError("found no 'schema', expected one")
+        if schema is None:
+            return formats.DEFAULT_SCHEMAS.get(str(info.data.get("format")))
         return schema
 
     @model_validator(mode="after")
@@ -216,6 +219,7 @@ class Stream(_Model):
             ("schema_file", (formats.AVRO,), self.schema_file is not None),
             ("subject", formats.KINDS, self.subject is not None),
             ("on_new_field", formats.KINDS, "on_new_field" in self.model_fields_set),
+            ("delimiter", (formats.CSV,), "delimiter" in self.model_fields_set),
             ("keep_payload", (formats.JSON,), self.keep_payload),
         )
         for name, known, is_set in fits:
@@ -223,6 +227,10 @@ class Stream(_Model):
                 raise ValueError(f"found {name} with format: {self.format}, expected it with {' or '.join(known)}")
         if self.schema_file and self.subject:
             raise ValueError("found schema_file and subject, expected one: a schema is in a file, or in the registry")
+        if self.format in formats.DEFAULT_SCHEMAS and len(self.columns) != 1:
+            raise ValueError(f"schema: found {len(self.columns)} columns, expected one: a payload is one value")
+        if self.format == formats.BYTES and self.columns[0].type != "BINARY":
+            raise ValueError(f"schema: found {self.columns[0].type}, expected BINARY: a payload is bytes")
         return self
 
     @model_validator(mode="after")
@@ -664,7 +672,8 @@ def _unregistered(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     """The streams whose schemas would be in a registry, and there is none."""
     for stream in config.streams.values():
         if stream.registered and config.registry is None:
-            found = f"found {stream.format} without a registry, expected registry: {{url: ...}} or schema_file"
+            file = " or schema_file" if stream.format == formats.AVRO else ""
+            found = f"found {stream.format} without a registry, expected registry: {{url: ...}}{file}"
             yield ("streams", stream.name, "format"), found
 
 

@@ -11,6 +11,7 @@ import pytest
 from statehouse.fold import quoted
 from statehouse.tables import opened, table
 from tests.avro import Names, draw_schema, draw_type, draw_value, encoded
+from tests.payloads import ddl, draw_payload, draw_text, write
 from tests.registry import SchemaRegistry
 from tests.support.depth import sized
 from tests.test_alike import KEYS, differ
@@ -104,3 +105,42 @@ def test_avro_of_a_schema_file(spark, lake, tmp_path):
     config = configured(lake, "format: avro, schema_file: s.avsc")
     payloads = [encoded(schema, {**draw_value(dice, schema), "id": number}) for number in range(sized(100, 2000))]
     assert differ(spark, config, mixed(dice, payloads[1:]), payloads[0]) > len(payloads) / 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["csv", "json_schema"])
+def test_csv_and_json_schema(spark, lake, format):
+    dice = random.Random(11)
+    schema = [
+        ("k", "STRING"),
+        ("n", "DOUBLE"),
+        ("ts", "TIMESTAMP"),
+        ("at", ("ARRAY", "BIGINT")),
+        ("d", "DECIMAL(9, 2)"),
+    ]
+    columns = ", ".join(["id BIGINT", *(f"`{name}` {ddl(kind)}" for name, kind in schema)])
+
+    def payload(number):
+        row = {"id": number, **draw_payload(dice, schema)}
+        if format == "json_schema":
+            return struct.pack(">bI", 0, 1) + write(row).encode()
+        cells = [write(row[name]) if name in row else "" for name in ("id", *(name for name, _ in schema))]
+        return ",".join('"' + cell.strip('"').replace('"', '""') + '"' for cell in cells).encode()
+
+    with SchemaRegistry() as registry:
+        registry.register("t-value", "{}", "JSON")
+        more = f"registry: {{url: '{registry.url}'}}\n"
+        config = configured(lake, f"format: {format}, schema: '{columns}'", more)
+        records = mixed(dice, [payload(number) for number in range(1, PAYLOADS)])
+        assert differ(spark, config, records, payload(0)) > PAYLOADS / 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["string", "bytes"])
+def test_text_and_bytes(spark, lake, format):
+    dice = random.Random(12)
+    text = f"streams:\n  s: {{topic: t, format: {format}}}\n"
+    value = "value" if format == "string" else "hex(value)"
+    config = lake(f"{text}stores:\n  v: {{stream: s, key: {value}, reduce: count}}\n")
+    payloads = [dice.choice((draw_text(dice).encode(), dice.randbytes(4))) for _ in range(PAYLOADS)]
+    assert differ(spark, config, [(None, payload, {}) for payload in payloads], b"x") > PAYLOADS / 3

@@ -105,9 +105,8 @@ def read_file(path: str) -> Schema:
 def columns_of(format: str, schema: Schema) -> list[tuple[str, Type]]:
     """The columns that a schema means; raises Refused for one that cannot be read."""
     # Each has packages of its own.
-    from statehouse.formats import avro
-
-    return {AVRO: avro.columns}[format](schema)
+    found: list[tuple[str, Type]] = import_module(f"statehouse.formats.{format}").columns(schema)
+    return found
 
 
 def usable(columns: Iterable[tuple[str, Type]]) -> dict[str, Type]:

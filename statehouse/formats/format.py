@@ -12,10 +12,12 @@ import pyarrow as pa
 
 from statehouse.payload import Field
 
-JSON, AVRO = "json", "avro"
+JSON, AVRO, JSON_SCHEMA = "json", "avro", "json_schema"
+STRING, CSV, BYTES = "string", "csv", "bytes"
 # Formats whose payloads name a schema of a registry, and how the registry calls them.
-KINDS = {AVRO: "AVRO"}
-WRITTEN = (JSON,)  # nothing else says which columns their payloads have
+KINDS = {AVRO: "AVRO", JSON_SCHEMA: "JSON"}
+WRITTEN = (JSON, CSV)  # nothing else says which columns their payloads have
+DEFAULT_SCHEMAS = {STRING: "value STRING", BYTES: "value BINARY"}
 UNKNOWN = "unknown schema: "  # a record waits for the schema of the id that follows
 IN_FILE = ""  # the id of a schema that is in a file
 
@@ -38,6 +40,7 @@ class Format:
     one, whose id is :data:`IN_FILE`."""
 
     name: str = JSON
+    delimiter: str = ","  # of CSV
     framed: bool = False
     schemas: tuple[tuple[str, Schema | None], ...] = ()
 
@@ -60,6 +63,14 @@ class PayloadDecoder(Protocol):
 def decoder_of(fields: tuple[Field, ...], format: Format) -> PayloadDecoder:
     """The decoder of a format that is not JSON, made once in a process."""
     # A module and its packages are loaded where its format is used: streams of JSON need none of them.
+    if format.name in (STRING, CSV, BYTES):
+        from statehouse.formats.plain import PlainDecoder
+
+        return PlainDecoder(fields, format)
+    if format.name == JSON_SCHEMA:
+        from statehouse.formats.json_schema import JsonSchemaDecoder
+
+        return JsonSchemaDecoder(fields, format)
     from statehouse.formats.framed import FramedDecoder
 
     return FramedDecoder(fields, format)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 import pyarrow as pa
 
-from statehouse.formats.format import AVRO, IN_FILE, KINDS, UNKNOWN, Format, Schema
+from statehouse.formats.format import IN_FILE, KINDS, UNKNOWN, Format, Schema
 from statehouse.formats.wire import Frame, frame_of
 from statehouse.payload import Field, Refused, columns_of, refuse_missing
 
@@ -41,37 +42,48 @@ class FramedDecoder:
         refuse_missing(self.fields, columns, payloads, reasons)
         return columns, reasons
 
+    def frame(self, payload: bytes, id: bytes | None) -> Frame:
+        """Where a payload's schema is named; raises Refused where it is not."""
+        return frame_of(payload, id) if self._format.framed else Frame(IN_FILE, payload, 0)
+
+    def schema(self, id: str) -> Schema:
+        """The schema with an id; raises Refused where it is not known, or is none of the format."""
+        if id not in self._schemas:
+            raise Refused(f"{UNKNOWN}{id}")
+        schema, kind = self._schemas[id], KINDS[self._format.name]
+        if schema is None:
+            raise Refused("found an id that the registry does not have, expected one of a schema that is registered")
+        if schema.kind != kind:
+            raise Refused(f"found a schema of {schema.kind}, expected one of {kind}")
+        return schema
+
+    @staticmethod
+    def named(reason: Refused, id: str) -> Refused:
+        """The same reason, which says the schema's id."""
+        return reason if not id or str(reason).startswith(UNKNOWN) else Refused(f"schema {id}: {reason}")
+
     def _row(self, payload: bytes, id: bytes | None) -> list[Any]:
-        frame = frame_of(payload, id) if self._format.framed else Frame(IN_FILE, payload, 0)
-        reader = self._readers.get(frame.id)
-        if reader is None:
-            reader = self._readers[frame.id] = self._reader(frame.id)
+        frame = self.frame(payload, id)
         try:
+            reader = self._readers.get(frame.id)
+            if reader is None:
+                reader = self._reader(frame.id)
             if isinstance(reader, Refused):
                 raise Refused(*reader.args)
             return reader(payload, frame)
         except Refused as reason:
-            if not frame.id or str(reason).startswith(UNKNOWN):
-                raise
-            raise Refused(f"schema {frame.id}: {reason}") from None
+            raise self.named(reason, frame.id) from None
 
     def _reader(self, id: str) -> Reader | Refused:
-        """The reader of one schema, or why there is none."""
-        if id not in self._schemas:
-            return Refused(f"{UNKNOWN}{id}")
-        schema, kind = self._schemas[id], KINDS[self._format.name]
-        if schema is None:
-            return Refused("found an id that the registry does not have, expected one of a schema that is registered")
-        if schema.kind != kind:
-            return Refused(f"found a schema of {schema.kind}, expected one of {kind}")
+        """The reader of one schema, or why there is none, which is kept; of one that is not known nothing is."""
+        schema = self.schema(id)
         try:
-            return _reader_of(self._format.name)(schema, self.fields)
+            self._readers[id] = _module(self._format.name).reader(schema, self.fields)
         except Refused as reason:
-            return reason
+            self._readers[id] = reason
+        return self._readers[id]
 
 
-def _reader_of(format: str) -> Callable[[Schema, Sequence[Field]], Reader]:
+def _module(format: str) -> Any:
     # Each has packages of its own.
-    from statehouse.formats import avro
-
-    return {AVRO: avro.reader}[format]
+    return import_module(f"statehouse.formats.{format}")

@@ -21,6 +21,7 @@ T = TypeVar("T")
 LIMITS = {"timeout": 4, "max.retries": 1, "retries.wait.ms": 200, "retries.max.wait.ms": 500}
 ABSENT = (40401, 40402, 40403)  # what the registry says where it has no such subject, version or schema
 ABSENT_SECONDS = 60.0  # that an id is taken to be absent, before the registry is asked again
+MOST_ABSENT = 10_000
 TOKEN, SOURCE, CLUSTER = "bearer.auth.token", "bearer.auth.credentials.source", "bearer.auth.logical.cluster"
 DEEPEST = 50  # references of references
 
@@ -79,6 +80,8 @@ class Registry:
         get = (lambda: client.get_schema_by_guid(id)) if "-" in id else (lambda: client.get_schema(int(id)))
         found = self._ask(get, f"the schema {id}")
         if found is None:
+            if len(self._absent) >= MOST_ABSENT:
+                self._absent.clear()
             self._absent[id] = time.monotonic() + ABSENT_SECONDS
             return None
         self._known[id] = schema = self._schema(found)
