@@ -118,7 +118,7 @@ class Stream(_Model):
 
     name: str = ""
     topic: Topic
-    format: Literal["json", "avro", "json_schema", "string", "csv", "bytes"] = "json"
+    format: Literal["json", "avro", "protobuf", "json_schema", "string", "csv", "bytes"] = "json"
     schema_: Schema | None = Field(default=None, alias="schema", validate_default=True)  # None: it is derived
     schema_file: str | None = Field(default=None, min_length=1)  # of Avro without a registry
     subject: str | None = Field(default=None, min_length=1)  # in the registry

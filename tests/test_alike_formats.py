@@ -12,6 +12,8 @@ from statehouse.fold import quoted
 from statehouse.tables import opened, table
 from tests.avro import Names, draw_schema, draw_type, draw_value, encoded
 from tests.payloads import ddl, draw_payload, draw_text, write
+from tests.proto import HEAD, Message, compile_module, draw_message, fill, text_of
+from tests.proto import draw_value as draw_value_of
 from tests.registry import SchemaRegistry
 from tests.support.depth import sized
 from tests.test_alike import KEYS, differ
@@ -95,6 +97,34 @@ def test_avro(spark, lake, seed):
     assert taken > PAYLOADS / 3
     changelog = opened(table(config, "changelog", "s"))
     assert "added" in [field.name for field in changelog.schema().fields], "by itself"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(sized(1, 20)))
+def test_protobuf(spark, lake, seed):
+    dice = random.Random(seed)
+    drawn = draw_message(dice)
+    first = Message("R", [("id", "", "int64"), *drawn.fields])
+    second = Message("R", [*(f for f in first.fields if f[1] != "oneof"), ("added", "", "string")])
+    second.fields += [f for f in first.fields if f[1] == "oneof"]
+    names = [f"com.alike.v{version}x{seed}" for version in range(2)]
+    versions = list(zip((first, second), names, strict=True))
+    texts = [HEAD.replace("com.example", name) + text_of(message) for message, name in versions]
+    modules = [compile_module(text, f"alike_{number}_{seed}") for number, text in enumerate(texts)]
+    with SchemaRegistry() as registry:
+        ids = [registry.register("t-value", texts[0], "PROTOBUF")]
+        config = configured(lake, "format: protobuf", f"registry: {{url: '{registry.url}'}}\n")
+        ids.append(registry.register("t-value", texts[1], "PROTOBUF"))
+
+        def payload(number, version):
+            made = modules[version].R()
+            message = versions[version][0]
+            fill(made, message, {**draw_value_of(dice, message), "id": number})
+            return struct.pack(">bI", 0, ids[version]) + b"\0" + made.SerializeToString()
+
+        payloads = [payload(number, dice.randrange(2)) for number in range(1, PAYLOADS)]
+        assert differ(spark, config, mixed(dice, payloads), payload(0, 0)) > PAYLOADS / 3
+    assert "added" in [field.name for field in opened(table(config, "changelog", "s")).schema().fields]
 
 
 @pytest.mark.slow

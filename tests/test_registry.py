@@ -83,11 +83,12 @@ def test_a_schema_may_be_in_a_file(lake, tmp_path):
         ("{topic: t, format: xml}", "5: streams.s.format: found 'xml': Input should be 'json', 'avro'"),
         ("{topic: t, format: avro, delimiter: ';'}", "found delimiter with format: avro, expected it with csv"),
         ("{topic: t, format: avro, keep_payload: true}", "found keep_payload with format: avro, expected it with json"),
-        ("{topic: t, schema: a INT, subject: x}", "found subject with format: json, expected it with avro or json_schema"),
+        ("{topic: t, schema: a INT, subject: x}", "found subject with format: json, expected it with avro or protobuf or"),
         ("{topic: t, format: string, schema: 'a INT, b INT'}", "schema: found 2 columns, expected one: a payload is one value"),
         ("{topic: t, format: avro, schema_file: x, subject: y}", "found schema_file and subject, expected one"),
         ("{topic: t, format: avro, schema_file: none.avsc}", "none.avsc'"),
         ("{topic: t, format: avro}", "5: streams.s.format: found avro without a registry, expected registry: {url: ...} or schema_file"),
+        ("{topic: t, format: protobuf}", "found protobuf without a registry, expected registry: {url: ...}"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_says_so(lake, streams, message):

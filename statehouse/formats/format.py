@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from statehouse.payload import Field
 
-JSON, AVRO, JSON_SCHEMA = "json", "avro", "json_schema"
+JSON, AVRO, PROTOBUF, JSON_SCHEMA = "json", "avro", "protobuf", "json_schema"
 STRING, CSV, BYTES = "string", "csv", "bytes"
 # Formats whose payloads name a schema of a registry, and how the registry calls them.
-KINDS = {AVRO: "AVRO", JSON_SCHEMA: "JSON"}
+KINDS = {AVRO: "AVRO", PROTOBUF: "PROTOBUF", JSON_SCHEMA: "JSON"}
 WRITTEN = (JSON, CSV)  # nothing else says which columns their payloads have
 DEFAULT_SCHEMAS = {STRING: "value STRING", BYTES: "value BINARY"}
 UNKNOWN = "unknown schema: "  # a record waits for the schema of the id that follows

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from statehouse.errors import ConfigError, RegistryRefused, RegistryUnavailable
-from statehouse.formats.format import AVRO, KINDS, UNKNOWN, Schema
+from statehouse.formats.format import AVRO, KINDS, PROTOBUF, UNKNOWN, Schema
+from statehouse.payload import Refused
 
 T = TypeVar("T")
 # What its client is told where the settings say nothing else; seconds and milliseconds. All of it is some ten seconds at the most.
@@ -90,7 +91,10 @@ class Registry:
     def _schema(self, found: Any) -> Schema:
         references: dict[str, str] = {}
         self._refer(found.references or (), references)
-        return Schema(found.schema_type or KINDS[AVRO], found.schema_str, tuple(references.items()))
+        kind, text = found.schema_type or KINDS[AVRO], found.schema_str
+        if kind == KINDS[PROTOBUF]:
+            return Schema(kind, _compiled(text, references))
+        return Schema(kind, text, tuple(references.items()))
 
     def _refer(self, found: Iterable[Any], into: dict[str, str], depth: int = 0) -> None:
         """The texts of references by their names, each after those that it refers to itself."""
@@ -123,6 +127,16 @@ class Registry:
         except Exception as error:  # of whichever HTTP client it uses
             found = f"{type(error).__name__}: {error}"[:200]
             raise RegistryUnavailable(f"registry: found no answer at {self.url} ({found}), expected {wanted}") from None
+
+
+def _compiled(text: str, references: Mapping[str, str]) -> str:
+    """A Protobuf file's text as its descriptors; as it is where it has none: who reads by it says so."""
+    try:
+        from statehouse.formats.protobuf_files import compiled
+
+        return compiled(text, references)
+    except (ImportError, Refused):
+        return text
 
 
 def registry_of(properties: Mapping[str, Any]) -> Registry:
