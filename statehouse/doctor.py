@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 
 from statehouse import kafka, tables
 from statehouse.config import Config, load
-from statehouse.errors import KafkaUnavailable, StatehouseError, first_line
+from statehouse.errors import KafkaUnavailable, RegistryUnavailable, StatehouseError, first_line
 from statehouse.places import remote
 
 OLDEST_JAVA, NEWEST_JAVA = 17, 22  # later ones lack Subject.getSubject, which Hadoop calls
@@ -61,7 +61,9 @@ def examine(file: str | Path | None = None) -> Iterator[Check]:
             "settings",
             "bad",
             str(error).splitlines()[0] + (f" (and {more} more)" if more else ""),
-            "correct it, then `statehouse check`; `statehouse init` writes a new file",
+            error.advice
+            if isinstance(error, RegistryUnavailable)
+            else "correct it, then `statehouse check`; `statehouse init` writes a new file",
         )
         yield Check("disk, lake, Kafka, topics, clock", "skip", "they are named by the settings")
         return

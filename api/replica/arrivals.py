@@ -21,6 +21,7 @@ from api.replica.lookup import Lookups
 from statehouse.alike import check_stream, nulled
 from statehouse.config import Store, Stream
 from statehouse.fold import Rule, in_years
+from statehouse.formats.format import Schemas
 from statehouse.formats.registry import registry_of, wanted_by
 from statehouse.formats.wire import ID_HEADER
 from statehouse.headers import OP_HEADER, REPORT, STORE_HEADER
@@ -125,14 +126,22 @@ class Parser:
         self._events.put(events.filter(events["_reason"].is_null()))
         return self._query.rows()
 
+    def learn(self, ids: Iterable[str]) -> Schemas:
+        """Ask the registry for those of some schemas that are not known; what it says of them. Raises RegistryUnavailable."""
+        known = dict(self._decoder.format.schemas)
+        if not (wanted := [id for id in ids if id not in known]):
+            return {}
+        found = registry_of(self._registry).find(wanted)
+        # That there is none of an id may not stay so.
+        self._decoder = self._decoder.knowing({id: schema for id, schema in found.items() if schema})
+        return found
+
     def _decode(self, found: pa.Table) -> pa.RecordBatch:
         given = [found[name].to_pylist() for name in HANDED]
         decoded = self._decoder.decode(*given)
         if self._decoder.format.framed and (ids := wanted_by(decoded["_reason"].to_pylist())):
-            schemas = registry_of(self._registry).find(ids)
+            schemas = self.learn(ids)
             decoded = self._decoder.knowing(schemas).decode(*given)
-            # That there is none of an id may not stay so.
-            self._decoder = self._decoder.knowing({id: schema for id, schema in schemas.items() if schema})
         return decoded
 
 

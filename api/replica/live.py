@@ -45,6 +45,7 @@ from api.replica.topic import Lookout
 from statehouse.config import Config, Stream
 from statehouse.errors import KafkaUnavailable, TopicRecreated
 from statehouse.fold import Rule
+from statehouse.formats.wire import ID_HEADER, ids_of
 from statehouse.kafka import Topic, librdkafka, recreated
 from statehouse.tables import changelog_columns
 
@@ -467,6 +468,7 @@ class Live:
             messages = [] if first is None else [first, *consumer.consume(AT_ONCE - 1, pace.wait())]
             if good := [message for message in messages if message.error() is None]:
                 self._check(SAME_SECONDS)
+                self._learn(good)
                 with pace.round(), WAY:  # once in a round: whenever it is left, the loop takes the interpreter
                     self.arrived(records(good))
             if ends := _ends(messages):
@@ -479,6 +481,12 @@ class Live:
                 self._assign(consumer, assigned)
             elif self._overtaken():
                 self._assign(consumer, assigned)
+
+    def _learn(self, messages: Sequence[Message]) -> None:
+        """Ask for the schemas that records have and nobody knows, before the loop is to wait: it would wait for the registry."""
+        if self._stream.registered and self._parser:
+            named = ((message.value(), dict(message.headers() or ()).get(ID_HEADER)) for message in messages)
+            self._parser[1].learn(ids_of(named))
 
     def _assign(self, consumer: Consumer, partitions: set[int]) -> None:
         """Read on from what is read or covered; a partition of which nothing is, from its beginning."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +20,7 @@ from statehouse.payload import Refused
 
 T = TypeVar("T")
 # What its client is told where the settings say nothing else; seconds and milliseconds. All of it is some ten seconds at the most.
-LIMITS = {"timeout": 4, "max.retries": 1, "retries.wait.ms": 200, "retries.max.wait.ms": 500}
+LIMITS = {"timeout": 3, "max.retries": 1, "retries.wait.ms": 200, "retries.max.wait.ms": 500}
 ABSENT = (40401, 40402, 40403)  # what the registry says where it has no such subject, version or schema
 ABSENT_SECONDS = 60.0  # that an id is taken to be absent, before the registry is asked again
 MOST_ABSENT = 10_000
@@ -39,7 +40,7 @@ class Registry:
     cannot be used with them."""
 
     def __init__(self, properties: Mapping[str, Any]) -> None:
-        self.url = str(properties.get("url"))
+        self.url = re.sub("//[^/@]*@", "//", str(properties.get("url")))  # as it is shown: without a password
         try:
             from confluent_kafka.schema_registry import SchemaRegistryClient
         except ImportError as error:
@@ -53,7 +54,7 @@ class Registry:
             self._client = SchemaRegistryClient(found)
         except (ValueError, TypeError, OSError) as error:
             raise ConfigError(
-                f"registry: found {', '.join(properties)}: {error}, expected settings of confluent-kafka's registry client"
+                f"registry: found {', '.join(properties)} ({str(error).replace(str(properties.get('url')), self.url)}), expected settings of confluent-kafka's registry client"
             ) from None
         self._lock = threading.Lock()
         self._known: dict[str, Schema] = {}

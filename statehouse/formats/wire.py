@@ -7,7 +7,9 @@ Protobuf the message's place in its file follows.
 from __future__ import annotations
 
 import uuid
-from typing import NamedTuple
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 from statehouse.payload import Refused
 
@@ -32,6 +34,16 @@ def frame_of(payload: bytes, header: bytes | None) -> Frame:
         return Frame(str(uuid.UUID(bytes=data[1:17])), data, 17)
     where = "" if header is None else f"header {ID_HEADER}: "
     raise Refused(f"{where}found {_shown(data)}, {EXPECTED}")
+
+
+def ids_of(records: Iterable[tuple[bytes | None, Any]]) -> set[str]:
+    """The ids of the schemas that records name, of which the payload and the header are given."""
+    found = set()
+    for payload, header in records:
+        if payload is not None:
+            with suppress(Refused):
+                found.add(frame_of(payload, header).id)
+    return found
 
 
 def _shown(data: bytes) -> str:
