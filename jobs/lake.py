@@ -108,6 +108,8 @@ def create_stream(spark: SparkSession, config: Config, stream: Stream) -> None:
         kind = spark.createDataFrame([], f"x {column.type}").schema[0].dataType.simpleString()
         found = kept.get(column.name.lower())
         if found is None:
+            if "TIMESTAMP_NTZ" in column.type.upper():  # a feature of Delta's, which only a new table gets by itself
+                spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.feature.timestampNtz' = 'supported')")
             spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS ({quoted(column.name)} {column.type})")
         elif found != kind:
             raise DefinitionChanged(
