@@ -51,6 +51,7 @@ from statehouse.errors import (
     DefinitionChanged,
     KafkaUnavailable,
     LakeBusy,
+    RegistryUnavailable,
     StatehouseError,
     TopicRecreated,
     first_line,
@@ -68,6 +69,7 @@ BATCH = 1_000_000  # events a micro-batch at the most: bounds its memory when th
 USABLE_TIME = f"CASE WHEN timestamp BETWEEN '{kafka.FIRST_TIME}' AND '{kafka.LAST_TIME}' THEN timestamp END"
 UNREADABLE = 100_000  # records at a time that are read without Spark's source
 WAITING = f"CASE WHEN startswith(_reason, '{UNKNOWN}') THEN _reason END"  # for a schema
+REGISTRY_SECONDS = 5.0  # until a registry that was away is asked again
 TOPIC_SECONDS = 5.0  # how often it is looked whether the topic is still the same: without a batch nothing else tells
 
 
@@ -97,6 +99,7 @@ class Ingest:
         self.busy = threading.Lock()
         self.stopping = threading.Event()
         self.events = self.refused = 0  # of this run
+        self.away: RegistryUnavailable | None = None  # why the batch in hand failed, where that is the registry's fault
         create_stream(spark, config, stream)
         self._restore()
 
@@ -254,7 +257,11 @@ class Ingest:
         checkpoint = folder / str(uuid.uuid4())
 
         def commit(records: DataFrame, batch: int) -> None:
-            self.batch(records, self._ends(checkpoint, batch))
+            try:
+                self.batch(records, self._ends(checkpoint, batch))
+            except RegistryUnavailable as error:  # Spark tells of it in many words
+                self.away = error
+                raise
 
         reader = (
             self.spark.readStream.format("kafka")
@@ -290,7 +297,7 @@ class Ingest:
         query.stop()
 
     def run(self, once: bool = False) -> None:
-        """Ingest until stopped (or once), through what Kafka does meanwhile: away, back, slow.
+        """Ingest until stopped (or once), through what Kafka does meanwhile: away, back, slow. A registry that is away is waited for.
 
         ``once`` gives Kafka 30 seconds to answer; without it there is no limit. Raises StatehouseError where a batch fails thrice.
         """
@@ -325,6 +332,13 @@ class Ingest:
             failure = query.exception()
             if failure is None:
                 return None
+            away, self.away = self.away, None
+            if away is not None:
+                if once:
+                    raise away
+                log.warning(f"{self.stream.name}: {away}; trying again")
+                self.stopping.wait(REGISTRY_SECONDS)
+                continue
             failures = 0 if self.offsets != before else failures + 1
             if failures >= 3:
                 raise StatehouseError(f"stream {self.stream.name}: {first_line(failure)}")
