@@ -19,6 +19,7 @@ from statehouse.config import load
 from tests.oracle import fold
 from tests.records import control, iso, payload, rows, wait
 from tests.support.depth import sized
+from tests.support.lean import lean
 from tests.test_bookings import statehouse
 from tests.test_route import messages, topic_of
 from tests.test_stopping import kill_all, session_of
@@ -191,7 +192,11 @@ def test_killed_again_and_again_while_events_flow(broker, spark, tmp_path):
     try:
         for more in dice.sample(MORE, len(MORE)):
             process = subprocess.Popen(
-                [sys.executable, "-m", "statehouse.cli", "run"], cwd=tmp_path, stdout=log, stderr=log
+                [sys.executable, "-m", "statehouse.cli", "run"],
+                cwd=tmp_path,
+                stdout=log,
+                stderr=log,
+                env=lean("jobs"),
             )
             started = (tmp_path / "run.log").stat().st_size
 
@@ -218,7 +223,7 @@ def test_killed_again_and_again_while_events_flow(broker, spark, tmp_path):
     assert len(reached) == len(MORE) and len(set(reached)) > len(MORE) / 2
     versions = []
     for _ in range(2):  # the second time without any checkpoint, and with nothing to do
-        statehouse(tmp_path, "run", "--once")
+        statehouse(tmp_path, "run", "--once", env=lean("jobs"))
         status = json.loads(statehouse(tmp_path, "status", "--json"))
         stream = status["streams"][0]
         assert stream["behind"] == 0

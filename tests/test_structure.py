@@ -5,16 +5,14 @@ from __future__ import annotations
 import ast
 import sys
 from graphlib import TopologicalSorter
-from importlib import metadata
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 from statehouse.cli import cli
 from statehouse.config import Api, Config, Jobs, Lookup, Publish, Route, Store, Stream, Target
 from statehouse.reducers import REDUCERS
+from tests.support.lean import installed_with
 
 TOP = Path(__file__).parents[1]
 COMMAND = [TOP / "statehouse/cli.py", *(TOP / "statehouse/commands").glob("*.py")]  # which knows both halves
@@ -64,24 +62,6 @@ def test_the_command_imports_either_half_only_when_asked_for():
         names = {a.name for n in top if isinstance(n, ast.Import) for a in n.names}
         names |= {n.module for n in top if isinstance(n, ast.ImportFrom)}
         assert not {n.split(".")[0] for n in names} & {"jobs", "api", "demo", "pyspark", "duckdb", "rich"}, file
-
-
-def installed_with(*extras):
-    """The packages that come with the project and some of its extras, and what they bring along, by the names that are imported."""
-    wanted, found = [f"statehouse[{','.join(extras)}]"], set()
-    while wanted:
-        requirement = Requirement(wanted.pop())
-        name = canonicalize_name(requirement.name)
-        if (name, extra := frozenset(requirement.extras)) in found:
-            continue
-        found.add((name, extra))
-        for each in map(Requirement, metadata.requires(name) or ()):
-            if each.marker is None or any(each.marker.evaluate({"extra": e}) for e in extra or {""}):
-                wanted.append(str(each))
-    names = {name for name, _ in found}
-    return {
-        module for module, of in metadata.packages_distributions().items() if names & set(map(canonicalize_name, of))
-    }
 
 
 @pytest.mark.parametrize(("folder", "extras"), {"statehouse": (), "jobs": ("jobs",), "api": ("api",)}.items())
