@@ -25,7 +25,7 @@ from demo.broker import Broker
 from jobs.ingest import Ingest
 from jobs.load import load as load_file
 from jobs.merge import Merge
-from jobs.session import session
+from jobs.spark.session import session
 from statehouse.config import Config, load
 from statehouse.status import stream_status
 from statehouse.tables import opened, table

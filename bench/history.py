@@ -21,11 +21,11 @@ from api.engine.changelog import may_have
 from api.reads.lake import Lake
 from api.replica.replica import Replica
 from bench.growth import configured, write
-from jobs.lake import create_stream
 from jobs.load import load as load_file
 from jobs.maintain import Maintain
 from jobs.merge import Merge
-from jobs.session import session
+from jobs.spark.session import session
+from jobs.spark.tables import create_stream
 from statehouse.config import Config, load
 from statehouse.tables import opened, table
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 from py4j.protocol import Py4JNetworkError
 
 from jobs import metrics
-from jobs.position import Position
+from jobs.spark.position import Position
 from statehouse.config import Config
 from statehouse.errors import StatehouseError, first_line
 from statehouse.failures import failing, failures_table

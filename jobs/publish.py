@@ -20,12 +20,12 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs import databricks, feed
-from jobs.guard import Guard
-from jobs.position import Position
-from jobs.rules import rule_of
-from jobs.send import Sent, headers, json, send, size
-from jobs.session import fresh
+from jobs.spark import change_feed, databricks
+from jobs.spark.expressions import rule_of
+from jobs.spark.guard import Guard
+from jobs.spark.kafka_sink import Sent, headers, json, send, size
+from jobs.spark.position import Position
+from jobs.spark.session import fresh
 from statehouse import kafka
 from statehouse.config import Config, Store
 from statehouse.fold import Rule, quoted
@@ -92,7 +92,7 @@ class Publisher:
             found = self._differing(delta) if start is None else self._changed(start, delta)
             count = self._send(found, folded(delta), settings)
         except Exception as error:
-            if start is None or not feed.gone(error):
+            if start is None or not change_feed.gone(error):
                 raise
             count = self._send(self._differing(delta), folded(delta), settings)
         position.move(head, {})
@@ -132,7 +132,7 @@ class Publisher:
 
         Not what differs between the two ends: a crash may have published something in between.
         """
-        rows = self._messages(feed.changes(self.spark, self.state, start, delta.version()), folded(delta))
+        rows = self._messages(change_feed.changes(self.spark, self.state, start, delta.version()), folded(delta))
         value = json(["value"])
         by_version = rows.groupBy("_key", "_commit_version").agg(
             F.max(F.when(F.expr(f"_change_type IN {WENT} AND _value IS NOT NULL"), value)).alias("_was"),

@@ -27,8 +27,8 @@ from jobs.maintain import Maintain
 from jobs.merge import Merge, Round
 from jobs.publish import Publisher
 from jobs.recover import begin_fold, recover
-from jobs.send import Sender, Sent
-from jobs.session import lock, session
+from jobs.spark.kafka_sink import Sender, Sent
+from jobs.spark.session import lock, session
 from jobs.store_route import router
 from jobs.tasks import Tasks
 from statehouse.config import Config, Stream

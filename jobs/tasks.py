@@ -7,7 +7,7 @@ it so, and ends with the first one after which it is not. A task is a row of the
 A round, in three steps; what a crash after each leaves behind:
 
 1. Register what was asked for, by the changelogs, stream by stream: a MERGE each.
-2. Watch the states, store by store, as they were after each event since the position (:mod:`jobs.steps`): MERGE the runs that began,
+2. Watch the states, store by store, as they were after each event since the position (:mod:`jobs.spark.steps`): MERGE the runs that began,
    and what has ended. *The commits of both hold all the positions: the next round goes on from there.*
 3. Send what is due, in due order. *It is sent again, with the same header* ``task-id``. Commit that it was sent. *Done.*
 
@@ -32,15 +32,15 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs import feed, send
 from jobs.deliver import PATIENCE, Message, deliver
-from jobs.guard import TRY, install
-from jobs.lake import create, next_offsets
 from jobs.publish import key_text
-from jobs.rules import rule_of, visible
-from jobs.send import JSON_OPTIONS, Sent
-from jobs.session import fresh
-from jobs.steps import PLACE, STEP, Steps
+from jobs.spark import change_feed, kafka_sink
+from jobs.spark.expressions import rule_of, visible
+from jobs.spark.guard import TRY, install
+from jobs.spark.kafka_sink import JSON_OPTIONS, Sent
+from jobs.spark.session import fresh
+from jobs.spark.steps import PLACE, STEP, Steps
+from jobs.spark.tables import create, next_offsets
 from statehouse import kafka, topics
 from statehouse.config import Config, Store, Task
 from statehouse.errors import KafkaUnavailable, StatehouseError, TopicRefused, TopicUnavailable, first_line
@@ -81,7 +81,7 @@ def mark(task: Task) -> str:
 
 
 def message_of(spark: SparkSession, config: Config, task: Task, rule: Rule) -> dict[str, str]:
-    """SQL: the columns :data:`MESSAGE`, over what is :func:`jobs.rules.visible` and ``_key``, the state's key as text; of an expression
+    """SQL: the columns :data:`MESSAGE`, over what is :func:`jobs.spark.expressions.visible` and ``_key``, the state's key as text; of an expression
     that throws, null. Raises Spark's AnalysisException or ParseException."""
     schema = ", ".join(f"{quoted(c)} {t}" for c, t in {**visible(rule), "_key": "STRING"}.items())
     options = ", ".join(f"{literal(name)}, {literal(value)}" for name, value in JSON_OPTIONS.items())
@@ -281,10 +281,10 @@ class Tasks:
         try:
             found = self._asked_in(name, start, head).localCheckpoint()
         except Exception as error:
-            if not feed.gone(error):
+            if not change_feed.gone(error):
                 raise
             # All of it, without what was known: it may have been sent and forgotten since.
-            left = feed.new({int(partition): offset for partition, offset in known.items()}, "_")
+            left = change_feed.new({int(partition): offset for partition, offset in known.items()}, "_")
             found = self._asked_in(name, 0, head).where(left).localCheckpoint()
         self.said["streams"][name] = head
         self.said["offsets"][name] = known | {str(p): offset for p, offset in (offsets_at(path, head) or {}).items()}
@@ -292,7 +292,7 @@ class Tasks:
             self._merge(self._requests(found, name))
 
     def _asked_in(self, stream: str, start: int, head: int) -> DataFrame:
-        rows = feed.events(self.spark, self.config, self.config.streams[stream], start or None, head)
+        rows = change_feed.events(self.spark, self.config, self.config.streams[stream], start or None, head)
         if PLACE[0] not in rows.columns:  # it is not known with which version each came
             rows = rows.withColumn(PLACE[0], F.lit(head))
         found = rows.where(f"_op IN {TASK_OPERATIONS}")
@@ -358,7 +358,7 @@ class Tasks:
             try:
                 found = self._since(steps, kept["position"], kept["version"], head, going, asked)
             except Exception as error:
-                if not feed.gone(error):
+                if not change_feed.gone(error):
                     raise
                 known, going = False, []
         state = keyed(steps.state_at(version), steps.rule)
@@ -661,16 +661,16 @@ class Tasks:
         messages = rows.select(
             F.expr(told["message_key"]).alias("key"),
             F.expr(told["message"]).alias("value"),
-            send.headers(heads).alias("headers"),
+            kafka_sink.headers(heads).alias("headers"),
         ).persist()
         try:
             largest = self._largest(row["topic"])
-            count, long = messages.select(F.count("*"), F.count_if(send.size() > largest)).collect()[0]
-            short = messages.where(send.size() <= largest)
+            count, long = messages.select(F.count("*"), F.count_if(kafka_sink.size() > largest)).collect()[0]
+            short = messages.where(kafka_sink.size() <= largest)
             refused: list[str] = []
             try:
                 if count - long > FEW:
-                    send.send(short, self.config, row["topic"], largest)
+                    kafka_sink.send(short, self.config, row["topic"], largest)
                 elif count > long:
                     refused = self._deliver(short, row["topic"], largest)
             except TopicUnavailable:

@@ -64,7 +64,7 @@ def java():
 @pytest.fixture(scope="session")
 def spark(java, tmp_path_factory):
     """One session for the run, or for each of its processes: UTC, no UI; two cores, or one where two processes share them."""
-    from jobs.session import session
+    from jobs.spark.session import session
     from tests.support.ivy import alone
 
     for noisy in ("py4j", "DataFrameQueryContextLogger", "SQLQueryContextLogger"):

@@ -230,7 +230,7 @@ def make(folder):
     """Write the lake with the code that is on the path."""
     from jobs.ingest import Ingest
     from jobs.merge import Merge
-    from jobs.session import session
+    from jobs.spark.session import session
     from jobs.tasks import Tasks
     from statehouse.config import load
 

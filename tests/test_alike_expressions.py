@@ -13,8 +13,8 @@ import pytest
 
 from api.engine import duck
 from api.engine.fold import GUARD
-from jobs.guard import TRY, install
-from jobs.rules import ddl
+from jobs.spark.expressions import ddl
+from jobs.spark.guard import TRY, install
 from statehouse.alike import difference, kind_of, nulled
 from statehouse.alike_reducers import own_given, own_parts
 from statehouse.config import Own

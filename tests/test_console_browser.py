@@ -24,8 +24,8 @@ from pyspark.sql import SparkSession
 
 from demo.broker import Broker
 from jobs.ingest import Ingest
-from jobs.lake import QUARANTINE_COLUMNS
 from jobs.merge import Merge
+from jobs.spark.tables import QUARANTINE_COLUMNS
 from jobs.tasks import Tasks
 from statehouse.config import Config, load
 from statehouse.tables import EVENT_COLUMNS, TASK_COLUMNS, changelog_columns, table, tasks_table

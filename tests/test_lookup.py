@@ -19,7 +19,7 @@ from jobs.ingest import Ingest
 from jobs.load import load as load_file
 from jobs.merge import Merge
 from jobs.recover import recover
-from jobs.rules import problems
+from jobs.spark.expressions import problems
 from statehouse.errors import ConfigError
 from tests.records import SCHEMA, record, rows
 from tests.support.depth import first

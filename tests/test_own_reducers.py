@@ -7,7 +7,7 @@ import pytest
 from jobs.ingest import Ingest
 from jobs.law import counterexample
 from jobs.merge import Merge
-from jobs.rules import problems, rule_of
+from jobs.spark.expressions import problems, rule_of
 from statehouse.cli import main
 from statehouse.errors import ConfigError
 from tests.records import SCHEMA, record, rows

@@ -13,13 +13,13 @@ import pytest
 
 from api.engine import duck
 from api.engine.changelog import attach
-from jobs import feed
-from jobs import lake as tables_of
 from jobs import recover as recovery
 from jobs.ingest import Ingest
 from jobs.merge import Merge
 from jobs.recover import recover
 from jobs.run import merge_once
+from jobs.spark import change_feed
+from jobs.spark import tables as tables_of
 from statehouse.config import rule_file
 from statehouse.errors import DefinitionChanged, FeedLost
 from statehouse.payload import Decoder, Field
@@ -325,7 +325,7 @@ def test_a_column_added_later_is_what_it_would_have_been_in_both_engines(spark, 
     )
     stream, head = config.streams["s"], opened(f"{config.root}/changelog/s").version()
     names = ", ".join(GAINED)
-    found = feed.events(spark, config, stream, None, head).orderBy("key").selectExpr(*GAINED).toArrow()
+    found = change_feed.events(spark, config, stream, None, head).orderBy("key").selectExpr(*GAINED).toArrow()
     assert found.cast(pa.schema([(f.name, f.kind.arrow) for f in fields])).to_pydict() == expected
     with duck.connect() as db:
         for _ in range(2):  # the second one finds the function there

@@ -15,7 +15,7 @@ import pytest
 from jobs.deliver import deliver
 from jobs.ingest import Ingest
 from jobs.recover import recover
-from jobs.rules import problems
+from jobs.spark.expressions import problems
 from jobs.tasks import Tasks
 from statehouse import kafka
 from statehouse.errors import ConfigError, TopicUnavailable
@@ -110,7 +110,7 @@ def alarms(lake, broker, spark):
 
 
 def test_each_run_that_lasts_is_one_message_however_the_events_are_merged(alarms, monkeypatch):
-    monkeypatch.setattr("jobs.steps.PASS", random.choice([1, 10**6]))  # a deep tree, or a flat one
+    monkeypatch.setattr("jobs.spark.steps.PASS", random.choice([1, 10**6]))  # a deep tree, or a flat one
     alarms.tasks.round()
     for seed in sized((2, random.randrange(10**6)), (random.randrange(10**6), 2, 3)):
         alarms.more(seed)
@@ -298,7 +298,7 @@ def test_what_was_asked_for_and_is_forgotten_is_not_sent_again_where_the_log_has
     d.tasks = d.started()
     assert d.at(later) == 0 and not d.table(), "it is forgotten"
     d.say(ask(later, "y"))
-    monkeypatch.setattr("jobs.feed.changes", lost)
+    monkeypatch.setattr("jobs.spark.change_feed.changes", lost)
     assert d.at(later + 1) == 1 and [key for _, _, key, _ in d.sent("asked")] == ["x", "y"]
 
 
@@ -371,7 +371,8 @@ def test_a_lost_feed_or_a_recovered_state_keeps_what_waits_and_is_still_so(devic
     d.say((2, "b", "up"))
     with monkeypatch.context() as patch:
         patch.setattr(
-            "jobs.steps.Steps.between", lambda *_: (_ for _ in ()).throw(RuntimeError("DELTA_MISSING_CHANGE_DATA"))
+            "jobs.spark.steps.Steps.between",
+            lambda *_: (_ for _ in ()).throw(RuntimeError("DELTA_MISSING_CHANGE_DATA")),
         )
         assert d.at(3) == 0
     recover(spark, d.config, d.config.stores["status"], swap=True)

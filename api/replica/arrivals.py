@@ -1,7 +1,7 @@
 """Kafka's records as rows of the changelog, before the changelog has them.
 
 What a record is, is said once for both halves, by :mod:`statehouse.records`; lookups, and the event time, are SQL, here DuckDB's as in
-:mod:`jobs.parse` Spark's. What is made here is forgotten as soon as the changelog has, or has refused, the same coordinates.
+:mod:`jobs.spark.parse` Spark's. What is made here is forgotten as soon as the changelog has, or has refused, the same coordinates.
 """
 
 from __future__ import annotations

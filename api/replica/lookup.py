@@ -1,4 +1,4 @@
-"""The tables that a stream's events are joined with, for events that the changelog does not have yet: see :mod:`jobs.lookup`."""
+"""The tables that a stream's events are joined with, for events that the changelog does not have yet: see :mod:`jobs.spark.lookup`."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def _ask(path: Path, config: Config, document: YamlFile) -> tuple[list[Problem],
     spark = start_spark(config, "check")
     from api.engine.check import check as duckdb_check
     from jobs.law import counterexample
-    from jobs.rules import problems, rule_of
+    from jobs.spark.expressions import problems, rule_of
 
     with working("asking Spark"):
         wrong = problems(spark, config)

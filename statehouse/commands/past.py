@@ -31,7 +31,7 @@ def load(stream: str, file_names: tuple[str, ...], file: str | None, as_json: bo
     of = stream_named(config, stream)
     spark = start_spark(config, "load")
     from jobs import load as loading
-    from jobs.session import lock
+    from jobs.spark.session import lock
 
     files = []
     with lock(spark, config, "load"), working(f"loading into {stream}", len(file_names), "files", spark) as work:
@@ -65,7 +65,7 @@ def recover(store: str, rule: str | None, swap: bool, file: str | None, as_json:
     of = configuration.rule_file(rule, config, store) if rule else store_named(config, store)
     spark = start_spark(config, "recover")
     from jobs import recover as recovering
-    from jobs.session import lock
+    from jobs.spark.session import lock
 
     with lock(spark, config, "recover"):
         writes = swap or recovering.will_swap(spark, config, of)
@@ -108,7 +108,7 @@ def erase(store: str, keys: tuple[str, ...], file: str | None, as_json: bool) ->
     spark = start_spark(config, "erase")
     from jobs import erase as erasing
     from jobs.run import PARTS
-    from jobs.session import lock
+    from jobs.spark.session import lock
 
     with ExitStack() as locks:
         for part in (*PARTS, "load", "recover"):

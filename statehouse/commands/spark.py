@@ -23,7 +23,7 @@ def spark_log(config: Config) -> Path:
 
 def start_spark(config: Config, command: str) -> SparkSession:
     """The session of a command."""
-    from jobs.session import session
+    from jobs.spark.session import session
 
     with working("starting Spark"):
         return session(f"statehouse {command}", spark_log(config), config.root)

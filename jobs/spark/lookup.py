@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
-from jobs import parquet
-from jobs.lake import files, hadoop_path
+from jobs.spark import parquet
+from jobs.spark.tables import files, hadoop_path
 from statehouse.alike import nulled
 from statehouse.config import Config, Lookup, Stream
 from statehouse.errors import ConfigError, StatehouseError, first_line

@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, NullType, StringType, StructType
 from sqlglot.dialects.spark import Spark
 
-from jobs.lookup import table_of, twofold
 from jobs.route import SOURCE, columns_of, shaped, shown_columns
+from jobs.spark.lookup import table_of, twofold
 from statehouse.alike import given
 from statehouse.alike_reducers import own_given_or_written
 from statehouse.config import Config, Lookup, Own, Route, Store, Stream, Task

@@ -9,7 +9,7 @@ from typing import Protocol
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from jobs import databricks
+from jobs.spark import databricks
 from statehouse.config import Config
 
 MESSAGE = ("key", "value", "headers")

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.session import fresh
+from jobs.spark.session import fresh
 from statehouse.fold import quoted
 from statehouse.places import remote
 
