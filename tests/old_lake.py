@@ -231,7 +231,7 @@ def make(folder):
     from jobs.ingest import Ingest
     from jobs.merge import Merge
     from jobs.spark.session import session
-    from jobs.tasks import Tasks
+    from jobs.tasks.job import Tasks
     from statehouse.config import load
 
     folder.mkdir(parents=True)

@@ -14,7 +14,7 @@ from flask.testing import FlaskClient
 
 from api import create_app
 from jobs.ingest import Ingest
-from jobs.tasks import Tasks
+from jobs.tasks.job import Tasks
 from tests.lakes import merged
 from tests.records import iso, produce, wait
 from tests.test_api_reads import problem

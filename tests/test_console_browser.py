@@ -26,7 +26,7 @@ from demo.broker import Broker
 from jobs.ingest import Ingest
 from jobs.merge import Merge
 from jobs.spark.tables import QUARANTINE_COLUMNS
-from jobs.tasks import Tasks
+from jobs.tasks.job import Tasks
 from statehouse.config import Config, load
 from statehouse.tables import EVENT_COLUMNS, TASK_COLUMNS, changelog_columns, table, tasks_table
 from tests.records import create, produce

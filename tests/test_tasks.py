@@ -12,11 +12,11 @@ from urllib.parse import quote
 
 import pytest
 
-from jobs.deliver import deliver
 from jobs.ingest import Ingest
 from jobs.recover import recover
 from jobs.spark.expressions import problems
-from jobs.tasks import Tasks
+from jobs.tasks.deliver import deliver
+from jobs.tasks.job import Tasks
 from statehouse import kafka
 from statehouse.errors import ConfigError, TopicUnavailable
 from tests.lakes import T0, drawn, merged, right
@@ -216,7 +216,7 @@ def test_a_crash_at_any_step_loses_nothing_and_what_is_sent_again_has_the_same_i
 
     def crash_in(name, *after):
         with monkeypatch.context() as patch:
-            patch.setattr(f"jobs.tasks.{name}", lambda *_: 1 / 0)
+            patch.setattr(f"jobs.tasks.job.{name}", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 d.tasks.round()
         d.tasks = d.started()
@@ -408,7 +408,7 @@ def test_a_message_that_cannot_be_computed_is_null_and_keeps_no_other(devices):
 def test_what_its_topic_refuses_is_a_failed_task_and_what_a_topic_cannot_take_now_waits_and_neither_keeps_another(
     devices, monkeypatch
 ):
-    monkeypatch.setattr("jobs.deliver.PATIENCE", 2.0)
+    monkeypatch.setattr("jobs.tasks.deliver.PATIENCE", 2.0)
     daily = "daily: {{store: status, at: '30 6 * * *', send: {{topic: {topic}-compact, key: \"if(key = 'a', NULL, key)\"}}}}"
     d = devices(f"{{{{topics: ['*'], {daily}}}}}")
     compact, taken, stuck, clash = (f"{d.topic}-{name}" for name in ("compact", "asked", "stuck", "cla.sh"))
@@ -421,7 +421,7 @@ def test_what_its_topic_refuses_is_a_failed_task_and_what_a_topic_cannot_take_no
         there.append(deliver({"bootstrap.servers": AWAY}, [m for m in messages if m.topic == stuck], size))
         return [there[m.topic == stuck].pop(0) for m in messages]
 
-    monkeypatch.setattr("jobs.tasks.deliver", partly)
+    monkeypatch.setattr("jobs.tasks.job.deliver", partly)
 
     def ask(topic, key=None):
         send = {"topic": topic, "value": "v", **({"key": key} if key else {})}
@@ -447,7 +447,7 @@ def test_what_its_topic_refuses_is_a_failed_task_and_what_a_topic_cannot_take_no
     day = (dt.datetime(2023, 11, 15, 6, 30, tzinfo=dt.timezone.utc).timestamp() - T0 / 1e6) / 60
     assert d.at(day + 1) == 1 and [key for _, _, key, _ in d.sent("compact")][1:] == ["b"], "a's has no key"
     assert "1 messages were refused" in d.table()["daily"]["reason"]
-    monkeypatch.setattr("jobs.tasks.FEW", 0)  # Spark sends all at once, and fails: some may be sent again
+    monkeypatch.setattr("jobs.tasks.job.FEW", 0)  # Spark sends all at once, and fails: some may be sent again
     assert d.at(day + 24 * 60 + 1) == 1 and {key for _, _, key, _ in d.sent("compact")} == {"k", "b"}
     assert d.table()["daily"]["sent"] == 2
 

@@ -32,7 +32,6 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.deliver import PATIENCE, Message, deliver
 from jobs.publish import key_text
 from jobs.spark import change_feed, kafka_sink
 from jobs.spark.expressions import rule_of, visible
@@ -41,6 +40,7 @@ from jobs.spark.kafka_sink import JSON_OPTIONS, Sent
 from jobs.spark.session import fresh
 from jobs.spark.steps import PLACE, STEP, Steps
 from jobs.spark.tables import create, next_offsets
+from jobs.tasks.deliver import PATIENCE, Message, deliver
 from statehouse import kafka, topics
 from statehouse.config import Config, Store, Task
 from statehouse.errors import KafkaUnavailable, StatehouseError, TopicRefused, TopicUnavailable, first_line
