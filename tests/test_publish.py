@@ -11,11 +11,11 @@ from urllib.parse import quote
 
 import pytest
 
+from jobs.check import problems
 from jobs.ingest import Ingest
 from jobs.merge import Merge
 from jobs.publish import Publisher
 from jobs.recover import recover
-from jobs.spark.expressions import problems
 from statehouse.config import load
 from statehouse.errors import ConfigError
 from statehouse.tables import position

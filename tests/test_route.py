@@ -13,10 +13,10 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from jobs.attempts import Attempts
+from jobs.check import problems
 from jobs.ingest import Ingest
 from jobs.route import Router
 from jobs.run import send_on
-from jobs.spark.expressions import problems
 from statehouse import kafka
 from statehouse.config import Route
 from statehouse.errors import ConfigError

@@ -10,11 +10,11 @@ from itertools import pairwise
 
 import pytest
 
+from jobs.check import problems
 from jobs.ingest import Ingest
 from jobs.merge import Merge
 from jobs.recover import recover
 from jobs.run import merge_once
-from jobs.spark.expressions import problems
 from jobs.spark.position import Position
 from jobs.spark.steps import branches
 from jobs.store_route import router

@@ -12,9 +12,9 @@ from urllib.parse import quote
 
 import pytest
 
+from jobs.check import problems
 from jobs.ingest import Ingest
 from jobs.recover import recover
-from jobs.spark.expressions import problems
 from jobs.tasks.deliver import deliver
 from jobs.tasks.job import Tasks
 from statehouse import kafka

@@ -14,12 +14,13 @@ import pytest
 from api.engine.types import conforming
 from api.replica.replica import Replica
 from api.writes.events import set_to
+from jobs.check import problems
 from jobs.ingest import Ingest
 from jobs.load import load
 from jobs.merge import Merge
 from jobs.recover import recover, texts
 from jobs.spark import kafka_sink
-from jobs.spark.expressions import problems, rule_of
+from jobs.spark.expressions import rule_of
 from jobs.spark.lookup import table_of
 from jobs.spark.tables import differing, outdated
 from statehouse.errors import ConfigError

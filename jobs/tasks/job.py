@@ -32,9 +32,8 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.publish import key_text
 from jobs.spark import change_feed, kafka_sink
-from jobs.spark.expressions import rule_of, visible
+from jobs.spark.expressions import key_text, rule_of, visible
 from jobs.spark.guard import TRY, install
 from jobs.spark.kafka_sink import JSON_OPTIONS, Sent
 from jobs.spark.session import fresh

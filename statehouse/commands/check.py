@@ -62,8 +62,9 @@ def _ask(path: Path, config: Config, document: YamlFile) -> tuple[list[Problem],
     """What Spark refuses; and where it refuses nothing, what DuckDB cannot compute."""
     spark = start_spark(config, "check")
     from api.engine.check import check as duckdb_check
+    from jobs.check import problems
     from jobs.law import counterexample
-    from jobs.spark.expressions import problems, rule_of
+    from jobs.spark.expressions import rule_of
 
     with working("asking Spark"):
         wrong = problems(spark, config)
