@@ -25,9 +25,9 @@ from jobs.spark.expressions import (
     rule_of,
     schema_of,
     type_of,
-    visible,
 )
 from jobs.spark.lookup import table_of, twofold
+from jobs.tasks.messages import visible
 from statehouse.config import Config, Lookup, Own, Route, Store, Stream, Task
 from statehouse.errors import ConfigError, StatehouseError
 from statehouse.fold import TIMES, Rule

@@ -216,18 +216,18 @@ def test_a_crash_at_any_step_loses_nothing_and_what_is_sent_again_has_the_same_i
 
     def crash_in(name, *after):
         with monkeypatch.context() as patch:
-            patch.setattr(f"jobs.tasks.job.{name}", lambda *_: 1 / 0)
+            patch.setattr(f"jobs.tasks.table.TaskTable.{name}", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 d.tasks.round()
         d.tasks = d.started()
 
     d.clock = T0 / 1e6 + 3 * 60
-    crash_in("Tasks._merge")
+    crash_in("merge")
     assert d.at(3) == 0 and set(d.table()) == {"down/a@0:0", "down/b@0:1"}
     d.say((4, "a", "up"), (4.1, "a", "down"))
-    crash_in("Tasks._merge")
+    crash_in("merge")
     d.clock = T0 / 1e6 + 20 * 60
-    crash_in("Tasks._commit")  # they were sent
+    crash_in("commit")  # they were sent
     d.tasks.round()
     assert [i for _, i, *_ in d.sent("down")] == ["down/b@0:1", "down/a@0:3"] * 2
     assert d.at(30) == 0
@@ -421,7 +421,7 @@ def test_what_its_topic_refuses_is_a_failed_task_and_what_a_topic_cannot_take_no
         there.append(deliver({"bootstrap.servers": AWAY}, [m for m in messages if m.topic == stuck], size))
         return [there[m.topic == stuck].pop(0) for m in messages]
 
-    monkeypatch.setattr("jobs.tasks.job.deliver", partly)
+    monkeypatch.setattr("jobs.tasks.sending.deliver", partly)
 
     def ask(topic, key=None):
         send = {"topic": topic, "value": "v", **({"key": key} if key else {})}
@@ -440,14 +440,14 @@ def test_what_its_topic_refuses_is_a_failed_task_and_what_a_topic_cannot_take_no
     rows = [d.table()[f"{d.topic}:0:{offset}"] for offset in range(6)]
     assert [row["status"] for row in rows] == ["failed", "sent", "failed", "waiting", "sent", "sent"]
     assert "cla.sh" in rows[2]["reason"] and compact in rows[0]["reason"]
-    rest = d.tasks.rests["topic", stuck]
+    rest = d.tasks.sending.rests["topic", stuck]
     assert rest.failures == 1
-    d.tasks.rests["topic", stuck] = rest._replace(until=float("inf"))  # it is of two seconds
+    d.tasks.sending.rests["topic", stuck] = rest._replace(until=float("inf"))  # it is of two seconds
 
     day = (dt.datetime(2023, 11, 15, 6, 30, tzinfo=dt.timezone.utc).timestamp() - T0 / 1e6) / 60
     assert d.at(day + 1) == 1 and [key for _, _, key, _ in d.sent("compact")][1:] == ["b"], "a's has no key"
     assert "1 messages were refused" in d.table()["daily"]["reason"]
-    monkeypatch.setattr("jobs.tasks.job.FEW", 0)  # Spark sends all at once, and fails: some may be sent again
+    monkeypatch.setattr("jobs.tasks.sending.FEW", 0)  # Spark sends all at once, and fails: some may be sent again
     assert d.at(day + 24 * 60 + 1) == 1 and {key for _, _, key, _ in d.sent("compact")} == {"k", "b"}
     assert d.table()["daily"]["sent"] == 2
 

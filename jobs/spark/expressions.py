@@ -96,11 +96,6 @@ def refusal(error: Exception) -> str:
     return text.split(" SQLSTATE")[0].split(" == SQL")[0]
 
 
-def visible(rule: Rule) -> dict[str, str]:
-    """What the expressions of a task's message may name, and the types: the state's columns, ``since`` and ``due``."""
-    return {"since": "TIMESTAMP", "due": "TIMESTAMP", **rule.state_columns}
-
-
 def rule_of(spark: SparkSession, config: Config, store: Store) -> Rule:
     """The store with the types that Spark finds for its keys and its value; ConfigError names the setting."""
     stream = config.streams[store.stream]
