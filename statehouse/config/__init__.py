@@ -4,8 +4,8 @@ It imports of ``statehouse`` what is below it, and no engine: expressions are tr
 for Spark, :mod:`api.engine.check` for DuckDB). What users import is here; our own code imports it from where it is.
 """
 
+from statehouse.config.file import DEFAULT_FILE, chosen, from_document, load, rule_file
 from statehouse.config.models import (
-    DEFAULT_FILE,
     ISOLATION,
     Api,
     Config,
@@ -22,10 +22,6 @@ from statehouse.config.models import (
     Stream,
     Target,
     Task,
-    chosen,
-    from_document,
-    load,
-    rule_file,
 )
 
 __all__ = [
