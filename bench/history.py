@@ -26,7 +26,8 @@ from jobs.maintain import Maintain
 from jobs.merge import Merge
 from jobs.spark.session import session
 from jobs.spark.tables import create_stream
-from statehouse.config import Config, load
+from statehouse.config.file import load
+from statehouse.config.models import Config
 from statehouse.tables import opened, table
 
 KEYS, APPENDED, ASKED = 1_000_000, 250_000, 20  # keys; events of a load; keys that are asked for

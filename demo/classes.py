@@ -23,7 +23,7 @@ from jobs.spark.class_archive import Archive
 from jobs.spark.class_archive import archive as archive_of
 from jobs.spark.session import defaults, session
 from statehouse import kafka
-from statehouse.config import load
+from statehouse.config.file import load
 from statehouse.headers import OP_HEADER
 
 EVENTS = 1000

@@ -17,7 +17,7 @@ from py4j.protocol import Py4JNetworkError
 
 from jobs import metrics
 from jobs.spark.position import Position
-from statehouse.config import Config
+from statehouse.config.models import Config
 from statehouse.errors import StatehouseError, first_line
 from statehouse.failures import failing, failures_table
 

@@ -28,7 +28,7 @@ from jobs.spark.expressions import (
 )
 from jobs.spark.lookup import table_of, twofold
 from jobs.tasks.messages import visible
-from statehouse.config import Config, Lookup, Own, Route, Store, Stream, Task
+from statehouse.config.models import Config, Lookup, Own, Route, Store, Stream, Task
 from statehouse.errors import ConfigError, StatehouseError
 from statehouse.fold import TIMES, Rule
 from statehouse.records import is_text_of

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from jobs.maintain import keeping
 from jobs.recover import anew, will_swap
 from jobs.spark.expressions import rule_of
-from statehouse.config import Config, Store
+from statehouse.config.models import Config, Store
 from statehouse.errors import DefinitionChanged, StatehouseError
 from statehouse.fold import Rule, literal
 from statehouse.progress import SILENT, Progress

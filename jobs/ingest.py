@@ -46,7 +46,7 @@ from jobs.spark.parse import accepted, parse, refused, requeued, thrown
 from jobs.spark.tables import create_requeued, create_stream, next_offsets
 from jobs.spark.unreadable import read_records, unreadable
 from statehouse import kafka
-from statehouse.config import ISOLATION, Config, Stream
+from statehouse.config.models import ISOLATION, Config, Stream
 from statehouse.errors import (
     DefinitionChanged,
     KafkaUnavailable,

@@ -25,7 +25,7 @@ from jobs.spark.kafka_sink import json
 from jobs.spark.lookup import Lookups
 from jobs.spark.parse import accepted, parse, refused, thrown
 from jobs.spark.tables import create_stream, next_offsets
-from statehouse.config import Config, Stream
+from statehouse.config.models import Config, Stream
 from statehouse.errors import StatehouseError, first_line
 from statehouse.fold import literal, quoted
 from statehouse.progress import SILENT, Progress

@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 from jobs.merge import Merge
 from jobs.spark.session import fresh
 from jobs.spark.tables import retention
-from statehouse.config import Config
+from statehouse.config.models import Config
 from statehouse.errors import first_line
 from statehouse.progress import SILENT, Progress
 from statehouse.tables import CLUSTERED, opened, table

@@ -38,7 +38,7 @@ from jobs.spark.expressions import rule_of
 from jobs.spark.guard import Guard
 from jobs.spark.session import fresh, sql
 from jobs.spark.tables import create_store, settle
-from statehouse.config import Config, Store
+from statehouse.config.models import Config, Store
 from statehouse.errors import FeedLost, StatehouseError
 from statehouse.fold import quoted
 from statehouse.tables import (

@@ -26,7 +26,7 @@ from jobs.spark.kafka_sink import Sent, headers, json, send, size
 from jobs.spark.position import Position
 from jobs.spark.session import fresh
 from statehouse import kafka
-from statehouse.config import Config, Store
+from statehouse.config.models import Config, Store
 from statehouse.fold import quoted
 from statehouse.headers import POSITION_HEADER
 from statehouse.tables import folded, opened, published, table

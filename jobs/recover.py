@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from jobs.merge import Merge
 from jobs.spark.expressions import rule_of
 from jobs.spark.tables import differing, draft_of, remove, replace, settle, state_properties
-from statehouse.config import Config, Store
+from statehouse.config.models import Config, Store
 from statehouse.errors import FeedLost
 from statehouse.fold import Rule, quoted
 from statehouse.progress import SILENT, Progress

@@ -28,7 +28,7 @@ from jobs.spark.kafka_sink import Sent, headers, json, send, size
 from jobs.spark.position import Position
 from jobs.spark.session import fresh
 from statehouse import kafka
-from statehouse.config import Config, Route, Stream
+from statehouse.config.models import Config, Route, Stream
 from statehouse.errors import DefinitionChanged, StatehouseError, first_line
 from statehouse.fold import Rule, quoted
 from statehouse.headers import PART_HEADER, REVISION_HEADER, SOURCE_HEADER

@@ -31,7 +31,7 @@ from jobs.spark.kafka_sink import Sender, Sent
 from jobs.spark.session import lock, session
 from jobs.store_route import router
 from jobs.tasks.job import Tasks
-from statehouse.config import Config, Stream
+from statehouse.config.models import Config, Stream
 from statehouse.errors import ConfigError, FoldAnew, LakeBusy, StatehouseError
 from statehouse.progress import SILENT, Progress
 

@@ -24,7 +24,7 @@ from jobs.spark.expressions import rule_of, schema_of
 from jobs.spark.guard import TRY, install
 from jobs.spark.session import sql
 from jobs.spark.steps import PLACE, STEP, Steps
-from statehouse.config import Config, Route
+from statehouse.config.models import Config, Route
 from statehouse.fold import Rule, quoted
 from statehouse.tables import changelog_columns, folded, generation, opened
 

@@ -20,7 +20,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from statehouse.config import Store, Stream
+from statehouse.config.models import Store, Stream
 from statehouse.payload import GREATEST_TIME, LEAST_TIME, Field
 from statehouse.reducers import ORDER, ORDER_SQL, accumulator, addend, summation
 from statehouse.types import ENCODED, FORMS, parse_type, type_or_none

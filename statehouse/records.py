@@ -23,7 +23,7 @@ from statehouse.payload import SHOWN, Field, Refused, convert, decoder_of, micro
 from statehouse.types import ENCODED, FORMS, INTEGERS, Type, parse_type, type_or_none
 
 if TYPE_CHECKING:  # executors have neither pydantic nor sqlglot
-    from statehouse.config import Store, Stream
+    from statehouse.config.models import Store, Stream
     from statehouse.fold import Rule
 
 STRING = Type("STRING", "STRING")

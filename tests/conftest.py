@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from statehouse.config import Config, load
+from statehouse.config.file import load
+from statehouse.config.models import Config
 from tests.lakes import base, filled
 from tests.records import free_port
 from tests.services import tried

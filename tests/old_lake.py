@@ -232,7 +232,7 @@ def make(folder):
     from jobs.merge import Merge
     from jobs.spark.session import session
     from jobs.tasks.job import Tasks
-    from statehouse.config import load
+    from statehouse.config.file import load
 
     folder.mkdir(parents=True)
     (folder / "statehouse.yaml").write_text(CONFIG)

@@ -17,7 +17,7 @@ from jobs.spark.expressions import ddl
 from jobs.spark.guard import TRY, install
 from statehouse.alike import difference, kind_of, nulled
 from statehouse.alike_reducers import own_given, own_parts
-from statehouse.config import Own
+from statehouse.config.models import Own
 from statehouse.fold import within_years
 from statehouse.kinds import Differs
 from statehouse.payload import Decoder, Field

@@ -23,7 +23,7 @@ from databricks.bundles.jobs import Job
 from jobs.spark import databricks, session
 from jobs.spark.position import Position
 from statehouse import cli, kafka
-from statehouse.config import load
+from statehouse.config.file import load
 from statehouse.errors import ConfigError
 
 TOP = Path(__file__).parents[1]

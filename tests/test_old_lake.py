@@ -18,7 +18,7 @@ from jobs.merge import Merge
 from jobs.run import merge_once
 from jobs.spark import kafka_sink
 from jobs.tasks.job import Tasks
-from statehouse.config import load
+from statehouse.config.file import load
 from statehouse.tables import opened, select, table, tasks_table
 from tests.old_lake import BATCHES, MENDED, STORES, TIMES, as_records, micros, plain, report, right, rows_of, unpacked
 from tests.records import SCHEMA

@@ -16,7 +16,7 @@ from jobs.ingest import Ingest
 from jobs.merge import Merge
 from jobs.publish import Publisher
 from jobs.recover import recover
-from statehouse.config import load
+from statehouse.config.file import load
 from statehouse.errors import ConfigError
 from statehouse.tables import position
 from tests.lakes import drawn, merged

@@ -20,7 +20,7 @@ from jobs.recover import recover
 from jobs.run import merge_once
 from jobs.spark import change_feed
 from jobs.spark import tables as tables_of
-from statehouse.config import rule_file
+from statehouse.config.file import rule_file
 from statehouse.errors import DefinitionChanged, FeedLost
 from statehouse.payload import Decoder, Field
 from statehouse.status import store_status

@@ -18,7 +18,7 @@ from jobs.ingest import Ingest
 from jobs.route import Router
 from jobs.run import send_on
 from statehouse import kafka
-from statehouse.config import Route
+from statehouse.config.models import Route
 from statehouse.errors import ConfigError
 from statehouse.failures import failing
 from tests.records import SCHEMA, control, iso, record, rows

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from statehouse.cli import cli
-from statehouse.config import Api, Config, Jobs, Lookup, Publish, Route, Store, Stream, Target
+from statehouse.config.models import Api, Config, Jobs, Lookup, Publish, Route, Store, Stream, Target
 from statehouse.reducers import REDUCERS
 from tests.support.lean import installed_with
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from api.engine.delta import Which, parts
 from api.engine.duck import quoted
-from statehouse.config import Config, Stream
+from statehouse.config.models import Config, Stream
 from statehouse.fold import gained, gained_columns
 from statehouse.fold import quoted as spark_quoted
 from statehouse.payload import Field, in_payloads

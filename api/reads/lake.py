@@ -34,7 +34,7 @@ from api.engine.prepared import Bag
 from api.errors import Problem
 from api.replica.pending import after
 from api.replica.snapshot import Row, Snapshot, casts, load, of_table
-from statehouse.config import Config, Store
+from statehouse.config.models import Config, Store
 from statehouse.fold import Rule
 from statehouse.fold import quoted as spark_quoted
 from statehouse.kinds import Differs

@@ -19,7 +19,7 @@ from api.engine.fold import GUARD
 from api.engine.prepared import Bag, Prepared
 from api.replica.lookup import Lookups
 from statehouse.alike import check_stream, nulled
-from statehouse.config import Store, Stream
+from statehouse.config.models import Store, Stream
 from statehouse.fold import Rule, in_years
 from statehouse.headers import OP_HEADER, REPORT, STORE_HEADER
 from statehouse.kafka import usable_time

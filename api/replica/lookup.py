@@ -18,7 +18,7 @@ from api.engine.duck import literal, quoted
 from api.engine.fold import GUARD
 from api.engine.prepared import Bag
 from statehouse.alike import nulled
-from statehouse.config import Lookup, Stream
+from statehouse.config.models import Lookup, Stream
 from statehouse.fold import quoted as spark_quoted
 from statehouse.fold import text_as, within_years
 from statehouse.tables import opened

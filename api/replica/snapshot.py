@@ -33,7 +33,7 @@ from api.engine.exact_json import dumps
 from api.engine.shards import Shards
 from api.engine.where import Where
 from api.replica.overlay import ABSENT, UNCHANGED, Overlay, Rows, Spot, Truth
-from statehouse.config import Config, Store
+from statehouse.config.models import Config, Store
 from statehouse.errors import StatehouseError
 from statehouse.fold import TIMES, Rule, within_years
 from statehouse.fold import quoted as spark_quoted

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from statehouse.config import Config, Stream
+from statehouse.config.models import Config, Stream
 from statehouse.fold import gained, gained_columns, quoted
 from statehouse.payload import Field, in_payloads
 from statehouse.tables import table

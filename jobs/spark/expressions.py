@@ -13,7 +13,7 @@ from sqlglot.dialects.spark import Spark
 
 from statehouse.alike import given
 from statehouse.alike_reducers import own_given_or_written
-from statehouse.config import Config, Own, Store, Stream
+from statehouse.config.models import Config, Own, Store, Stream
 from statehouse.errors import ConfigError
 from statehouse.fold import TIMES, Rule, quoted
 from statehouse.reducers import ORDER

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from jobs.spark.guard import PLAIN
 from jobs.spark.lookup import Lookups, many
 from statehouse.alike import nulled
-from statehouse.config import Stream
+from statehouse.config.models import Stream
 from statehouse.errors import first_line
 from statehouse.fold import in_years, literal, quoted
 from statehouse.records import SAID, RecordDecoder, header_text, said_by

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from jobs.spark import databricks
 from jobs.spark.class_archive import archive_for
 from statehouse import stopping
-from statehouse.config import Config
+from statehouse.config.models import Config
 from statehouse.errors import LakeBusy
 from statehouse.places import spark_settings
 

@@ -24,7 +24,7 @@ from sqlglot import exp
 from jobs.spark import change_feed
 from jobs.spark.guard import TRY
 from jobs.spark.session import sql
-from statehouse.config import Config
+from statehouse.config.models import Config
 from statehouse.fold import Rule, quoted
 from statehouse.reducers import ORDER
 from statehouse.tables import opened, table

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from jobs.spark import databricks
-from statehouse.config import Config, Stream
+from statehouse.config.models import Config, Stream
 from statehouse.errors import DefinitionChanged, FoldAnew
 from statehouse.fold import Rule, quoted
 from statehouse.payload import LEAST_TIME

@@ -32,7 +32,7 @@ from jobs.tasks.requests import Requests
 from jobs.tasks.runs import Runs
 from jobs.tasks.sending import Sending
 from jobs.tasks.table import NAME, TaskTable
-from statehouse.config import Config
+from statehouse.config.models import Config
 
 
 class Tasks:

@@ -8,7 +8,7 @@ from pyspark.sql import functions as F
 from jobs.spark.expressions import key_text
 from jobs.spark.guard import TRY
 from jobs.spark.kafka_sink import JSON_OPTIONS
-from statehouse.config import Config, Task
+from statehouse.config.models import Config, Task
 from statehouse.fold import Rule, literal, quoted
 from statehouse.values import safe
 

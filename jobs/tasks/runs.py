@@ -14,7 +14,7 @@ from jobs.spark.guard import TRY
 from jobs.spark.steps import PLACE, STEP, Steps
 from jobs.tasks.messages import MESSAGE, keyed
 from jobs.tasks.table import TaskTable, shape_rows
-from statehouse.config import Store, Task
+from statehouse.config.models import Store, Task
 from statehouse.fold import Rule, literal, quoted, value_of
 from statehouse.tables import folded, generation, opened
 from statehouse.tables import table as path_of

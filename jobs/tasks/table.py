@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from jobs.spark.tables import create
 from jobs.tasks.messages import MESSAGE
-from statehouse.config import Config
+from statehouse.config.models import Config
 from statehouse.tables import TASK_COLUMNS, metadata, select, tasks_table
 
 Row = dict[str, Any]

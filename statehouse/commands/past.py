@@ -25,7 +25,7 @@ SECTION = "The past"
 @click.argument("file_names", metavar="FILE...", nargs=-1, required=True)
 def load(stream: str, file_names: tuple[str, ...], file: str | None, as_json: bool) -> None:
     """History from JSON lines, CSV or Parquet files into a stream's changelog, once a file."""
-    from statehouse import config as configuration
+    from statehouse.config import file as configuration
 
     config = configuration.load(file)
     of = stream_named(config, stream)
@@ -59,7 +59,7 @@ def load(stream: str, file_names: tuple[str, ...], file: str | None, as_json: bo
 @click.option("--swap", is_flag=True, help="Make the new state the live one, in one commit.")
 def recover(store: str, rule: str | None, swap: bool, file: str | None, as_json: bool) -> None:
     """Fold a store's state anew from the whole changelog; under a changed rule: show what changes."""
-    from statehouse import config as configuration
+    from statehouse.config import file as configuration
 
     config = configuration.load(file)
     of = configuration.rule_file(rule, config, store) if rule else store_named(config, store)
@@ -101,7 +101,7 @@ def erase(store: str, keys: tuple[str, ...], file: str | None, as_json: bool) ->
 
     A KEY is written as in Kafka; a composite key's parts are percent-encoded, with / between them.
     """
-    from statehouse import config as configuration
+    from statehouse.config import file as configuration
 
     config = configuration.load(file)
     of = store_named(config, store)
@@ -135,8 +135,8 @@ def erase(store: str, keys: tuple[str, ...], file: str | None, as_json: bool) ->
 @click.option("--reason", help="Those of a reason only, as the quarantine has it.")
 def requeue(stream: str, reason: str | None, file: str | None, as_json: bool) -> None:
     """Send refused records of a stream to its topic again, once each."""
-    from statehouse import config as configuration
     from statehouse import requeue as requeueing
+    from statehouse.config import file as configuration
 
     config = configuration.load(file)
     of = stream_named(config, stream)

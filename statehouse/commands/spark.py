@@ -12,7 +12,7 @@ from statehouse.places import remote
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from statehouse.config import Config, Store, Stream
+    from statehouse.config.models import Config, Store, Stream
 
 
 def spark_log(config: Config) -> Path:
