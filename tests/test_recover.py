@@ -21,8 +21,9 @@ from jobs.run import merge_once
 from jobs.spark import change_feed
 from jobs.spark import tables as tables_of
 from statehouse.config.file import rule_file
+from statehouse.decoder import Decoder
 from statehouse.errors import DefinitionChanged, FeedLost
-from statehouse.payload import Decoder, Field
+from statehouse.payload import Field
 from statehouse.status import store_status
 from statehouse.tables import generation, opened, position
 from statehouse.transpile import to_duckdb
