@@ -30,8 +30,9 @@ from jobs.spark.lookup import table_of, twofold
 from jobs.tasks.messages import visible
 from statehouse.config.models import Config, Lookup, Own, Route, Store, Stream, Task
 from statehouse.errors import ConfigError, StatehouseError
-from statehouse.fold import TIMES, Rule
+from statehouse.fold import Rule
 from statehouse.records import is_text_of
+from statehouse.spark_sql import TIMES
 from statehouse.types import parse_type
 
 MOST_DECIMALS = 36  # of a number that is added up: one digit more than 38 would be needed for the sum

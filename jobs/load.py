@@ -27,9 +27,9 @@ from jobs.spark.parse import accepted, parse, refused, thrown
 from jobs.spark.tables import create_stream, next_offsets
 from statehouse.config.models import Config, Stream
 from statehouse.errors import StatehouseError, first_line
-from statehouse.fold import literal, quoted
 from statehouse.progress import SILENT, Progress
 from statehouse.records import decoder_for
+from statehouse.spark_sql import literal, quoted
 from statehouse.tables import LOADED, opened, table
 from statehouse.values import Column
 

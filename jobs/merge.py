@@ -40,7 +40,7 @@ from jobs.spark.session import fresh, sql
 from jobs.spark.tables import create_store, settle
 from statehouse.config.models import Config, Store
 from statehouse.errors import FeedLost, StatehouseError
-from statehouse.fold import quoted
+from statehouse.spark_sql import quoted
 from statehouse.tables import (
     BUCKET,
     application,

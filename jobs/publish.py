@@ -27,8 +27,8 @@ from jobs.spark.position import Position
 from jobs.spark.session import fresh
 from statehouse import kafka
 from statehouse.config.models import Config, Store
-from statehouse.fold import quoted
 from statehouse.headers import POSITION_HEADER
+from statehouse.spark_sql import quoted
 from statehouse.tables import folded, opened, published, table
 from statehouse.values import safe
 

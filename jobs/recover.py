@@ -26,8 +26,9 @@ from jobs.spark.expressions import rule_of
 from jobs.spark.tables import differing, draft_of, remove, replace, settle, state_properties
 from statehouse.config.models import Config, Store
 from statehouse.errors import FeedLost
-from statehouse.fold import Rule, quoted
+from statehouse.fold import Rule
 from statehouse.progress import SILENT, Progress
+from statehouse.spark_sql import quoted
 from statehouse.tables import (
     GENERATION,
     buckets,

@@ -30,8 +30,9 @@ from jobs.spark.session import fresh
 from statehouse import kafka
 from statehouse.config.models import Config, Route, Stream
 from statehouse.errors import DefinitionChanged, StatehouseError, first_line
-from statehouse.fold import Rule, quoted
+from statehouse.fold import Rule
 from statehouse.headers import PART_HEADER, REVISION_HEADER, SOURCE_HEADER
+from statehouse.spark_sql import quoted
 from statehouse.tables import changelog_columns, opened, routed, table
 from statehouse.values import safe
 

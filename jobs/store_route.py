@@ -25,7 +25,8 @@ from jobs.spark.guard import TRY, install
 from jobs.spark.session import sql
 from jobs.spark.steps import PLACE, STEP, Steps
 from statehouse.config.models import Config, Route
-from statehouse.fold import Rule, quoted
+from statehouse.fold import Rule
+from statehouse.spark_sql import quoted
 from statehouse.tables import changelog_columns, folded, generation, opened
 
 EVENT, ARRIVAL, ARRIVED, ORDER = "_event", "_arrival", "_arrived", "_order"

@@ -19,9 +19,9 @@ from statehouse.alike import difference, kind_of, nulled
 from statehouse.alike_reducers import own_given, own_parts
 from statehouse.config.models import Own
 from statehouse.decoder import Decoder
-from statehouse.fold import within_years
 from statehouse.kinds import Differs
 from statehouse.payload import Field
+from statehouse.spark_sql import within_years
 from statehouse.transpile import duckdb_type, to_duckdb
 from statehouse.types import parse_type
 from statehouse.values import safe

@@ -17,7 +17,7 @@ from statehouse.alike import check_store, given
 from statehouse.alike_reducers import own_given
 from statehouse.config.models import Own, Stream
 from statehouse.fold import Rule
-from statehouse.fold import quoted as spark_quoted
+from statehouse.spark_sql import quoted as spark_quoted
 from statehouse.tables import changelog_columns
 from statehouse.transpile import duckdb_type, to_duckdb
 

@@ -20,10 +20,11 @@ from api.engine.prepared import Bag, Prepared
 from api.replica.lookup import Lookups
 from statehouse.alike import check_stream, nulled
 from statehouse.config.models import Store, Stream
-from statehouse.fold import Rule, in_years
+from statehouse.fold import Rule
 from statehouse.headers import OP_HEADER, REPORT, STORE_HEADER
 from statehouse.kafka import usable_time
 from statehouse.records import SAID, decoder_for
+from statehouse.spark_sql import in_years
 from statehouse.transpile import to_duckdb
 
 TIME = pa.timestamp("ms", "UTC")

@@ -19,8 +19,8 @@ from api.engine.fold import GUARD
 from api.engine.prepared import Bag
 from statehouse.alike import nulled
 from statehouse.config.models import Lookup, Stream
-from statehouse.fold import quoted as spark_quoted
-from statehouse.fold import text_as, within_years
+from statehouse.spark_sql import quoted as spark_quoted
+from statehouse.spark_sql import text_as, within_years
 from statehouse.tables import opened
 from statehouse.transpile import duckdb_type, to_duckdb
 

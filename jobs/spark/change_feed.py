@@ -13,8 +13,9 @@ from pyspark.sql.types import StructType
 
 from statehouse.config.models import Config, Stream
 from statehouse.decoder import in_payloads
-from statehouse.fold import gained, gained_columns, quoted
+from statehouse.fold import gained, gained_columns
 from statehouse.payload import Field
+from statehouse.spark_sql import quoted
 from statehouse.tables import table
 
 # What Spark and Delta say of a version whose log or whose files are gone, or may be.

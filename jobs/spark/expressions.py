@@ -15,8 +15,9 @@ from statehouse.alike import given
 from statehouse.alike_reducers import own_given_or_written
 from statehouse.config.models import Config, Own, Store, Stream
 from statehouse.errors import ConfigError
-from statehouse.fold import TIMES, Rule, quoted
+from statehouse.fold import Rule
 from statehouse.reducers import ORDER
+from statehouse.spark_sql import TIMES, quoted
 from statehouse.tables import changelog_columns
 
 EXACT = ("TINYINT", "SMALLINT", "INT", "BIGINT", "DECIMAL")

@@ -18,7 +18,7 @@ from jobs.spark.tables import files, hadoop_path
 from statehouse.alike import nulled
 from statehouse.config.models import Config, Lookup, Stream
 from statehouse.errors import ConfigError, StatehouseError, first_line
-from statehouse.fold import quoted, text_as, within_years
+from statehouse.spark_sql import quoted, text_as, within_years
 from statehouse.tables import opened
 from statehouse.values import safe
 

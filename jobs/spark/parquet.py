@@ -9,8 +9,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from jobs.spark.session import fresh
-from statehouse.fold import quoted
 from statehouse.places import remote
+from statehouse.spark_sql import quoted
 
 
 def read(spark: SparkSession, path: str) -> DataFrame:

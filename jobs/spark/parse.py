@@ -18,8 +18,8 @@ from jobs.spark.lookup import Lookups, many
 from statehouse.alike import nulled
 from statehouse.config.models import Stream
 from statehouse.errors import first_line
-from statehouse.fold import in_years, literal, quoted
 from statehouse.records import SAID, RecordDecoder, header_text, said_by
+from statehouse.spark_sql import in_years, literal, quoted
 from statehouse.tables import EVENT_COLUMNS
 from statehouse.values import safe
 

@@ -25,8 +25,9 @@ from jobs.spark import change_feed
 from jobs.spark.guard import TRY
 from jobs.spark.session import sql
 from statehouse.config.models import Config
-from statehouse.fold import Rule, quoted
+from statehouse.fold import Rule
 from statehouse.reducers import ORDER
+from statehouse.spark_sql import quoted
 from statehouse.tables import opened, table
 
 STEP, LAST, TOLD = "_step", "_until", "_told"

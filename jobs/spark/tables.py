@@ -14,8 +14,9 @@ from pyspark.sql import functions as F
 from jobs.spark import databricks
 from statehouse.config.models import Config, Stream
 from statehouse.errors import DefinitionChanged, FoldAnew
-from statehouse.fold import Rule, quoted
+from statehouse.fold import Rule
 from statehouse.payload import LEAST_TIME
+from statehouse.spark_sql import quoted
 from statehouse.tables import (
     BUCKET,
     BUCKETS,

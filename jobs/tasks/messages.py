@@ -9,7 +9,8 @@ from jobs.spark.expressions import key_text
 from jobs.spark.guard import TRY
 from jobs.spark.kafka_sink import JSON_OPTIONS
 from statehouse.config.models import Config, Task
-from statehouse.fold import Rule, literal, quoted
+from statehouse.fold import Rule
+from statehouse.spark_sql import literal, quoted
 from statehouse.values import safe
 
 MESSAGE = ("topic", "message_key", "message", "set")  # what is sent, of the table's columns

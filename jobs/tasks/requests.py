@@ -11,8 +11,9 @@ from jobs.spark import change_feed
 from jobs.spark.expressions import key_text
 from jobs.spark.steps import PLACE
 from jobs.tasks.table import TaskTable, shape_rows
-from statehouse.fold import Rule, literal
+from statehouse.fold import Rule
 from statehouse.headers import TASK_OPERATIONS
+from statehouse.spark_sql import literal
 from statehouse.tables import offsets_at, opened
 from statehouse.tables import table as path_of
 

@@ -15,7 +15,8 @@ from jobs.spark.steps import PLACE, STEP, Steps
 from jobs.tasks.messages import MESSAGE, keyed
 from jobs.tasks.table import TaskTable, shape_rows
 from statehouse.config.models import Store, Task
-from statehouse.fold import Rule, literal, quoted, value_of
+from statehouse.fold import Rule
+from statehouse.spark_sql import literal, quoted, value_of
 from statehouse.tables import folded, generation, opened
 from statehouse.tables import table as path_of
 from statehouse.values import next_time, safe
