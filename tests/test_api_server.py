@@ -19,7 +19,7 @@ from urllib.parse import quote
 import pytest
 
 from api.server.supervisor import serve
-from statehouse.config import Config
+from statehouse.config.models import Config
 from statehouse.errors import ConfigError, StatehouseError
 from tests.support.lean import lean
 from tests.test_api_lake import State, configured, eventually

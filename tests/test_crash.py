@@ -15,7 +15,7 @@ from collections import Counter
 
 import pytest
 
-from statehouse.config import load
+from statehouse.config.file import load
 from tests.oracle import fold
 from tests.records import control, iso, payload, rows, wait
 from tests.support.depth import sized

@@ -11,13 +11,13 @@ from itertools import pairwise
 
 import pytest
 
+from jobs.check import problems
 from jobs.ingest import Ingest
 from jobs.merge import Merge
-from jobs.position import Position
 from jobs.recover import recover
-from jobs.rules import problems
 from jobs.run import merge_once
-from jobs.steps import branches
+from jobs.spark.position import Position
+from jobs.spark.steps import branches
 from jobs.store_route import router
 from statehouse.errors import ConfigError
 from tests import payloads
@@ -208,7 +208,7 @@ def routed(lake, broker, spark):
 
 @pytest.mark.slow
 def test_each_event_is_told_with_its_states_whatever_the_batches(routed, broker, monkeypatch):
-    monkeypatch.setattr("jobs.steps.PASS", random.choice([1, 10**6]))  # a deep tree, or a flat one
+    monkeypatch.setattr("jobs.spark.steps.PASS", random.choice([1, 10**6]))  # a deep tree, or a flat one
     assert problems(routed.spark, routed.config) == []
     # Of the second seed there are events again: at the same time, of the same agent, of the same value.
     for seed in sized((2, 3), (random.randrange(10**6), 2, 3)):
@@ -248,7 +248,7 @@ def test_after_a_crash_a_recovery_or_a_lost_log_each_event_is_there_once(routed,
     routed.send(*names)
     routed.ingest(random.randrange(10**6), 20)
     routed.merge()
-    monkeypatch.setattr("jobs.feed.changes", lost)  # the first time
+    monkeypatch.setattr("jobs.spark.change_feed.changes", lost)  # the first time
     routed.send(*names)
     routed.check([("total", "resend")])
     read = routed.config.streams["s"].topic

@@ -11,11 +11,12 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs import databricks
-from statehouse.config import Config, Stream
+from jobs.spark import databricks
+from statehouse.config.models import Config, Stream
 from statehouse.errors import DefinitionChanged, FoldAnew
-from statehouse.fold import Rule, quoted
+from statehouse.fold import Rule
 from statehouse.payload import LEAST_TIME
+from statehouse.spark_sql import quoted
 from statehouse.tables import (
     BUCKET,
     BUCKETS,
