@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from flask import Flask
 
-    from statehouse.config import Config
+    from statehouse.config.models import Config
 
 
 def create_app(config: Config) -> Flask:

@@ -18,7 +18,7 @@ from api.engine import delta
 from api.reads.lake import Lake
 from api.replica.replica import Replica
 from bench.soak import memory
-from statehouse.config import load
+from statehouse.config.file import load
 
 KEYS = 100_000
 

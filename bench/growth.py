@@ -25,8 +25,9 @@ from demo.broker import Broker
 from jobs.ingest import Ingest
 from jobs.load import load as load_file
 from jobs.merge import Merge
-from jobs.session import session
-from statehouse.config import Config, load
+from jobs.spark.session import session
+from statehouse.config.file import load
+from statehouse.config.models import Config
 from statehouse.status import stream_status
 from statehouse.tables import opened, table
 

@@ -21,12 +21,13 @@ from api.engine.changelog import may_have
 from api.reads.lake import Lake
 from api.replica.replica import Replica
 from bench.growth import configured, write
-from jobs.lake import create_stream
 from jobs.load import load as load_file
 from jobs.maintain import Maintain
 from jobs.merge import Merge
-from jobs.session import session
-from statehouse.config import Config, load
+from jobs.spark.session import session
+from jobs.spark.tables import create_stream
+from statehouse.config.file import load
+from statehouse.config.models import Config
 from statehouse.tables import opened, table
 
 KEYS, APPENDED, ASKED = 1_000_000, 250_000, 20  # keys; events of a load; keys that are asked for

@@ -26,7 +26,7 @@ from api.engine import duck
 from bench import peer
 from bench.soak import children, memory
 from demo.broker import Broker
-from statehouse.config import load
+from statehouse.config.file import load
 from statehouse.fold import Rule
 from statehouse.tables import DEFINITION, POSITION, definition_of, table
 

@@ -20,7 +20,7 @@ from api.engine import duck
 from bench import peer
 from bench.recovery import measured
 from demo.broker import Broker
-from statehouse.config import load
+from statehouse.config.file import load
 from statehouse.status import store_status, stream_status
 
 CONFIG = """root: ./lake

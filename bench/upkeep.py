@@ -22,7 +22,7 @@ from deltalake import DeltaTable
 from api.engine import duck
 from bench.soak import Stage, measured, staged, status_of
 from bench.stopped import Truth, rows
-from statehouse.config import load
+from statehouse.config.file import load
 from statehouse.tables import position, table
 
 EVERY, VERSIONS = "5 seconds", 120_000  # ms; a round of merges must not take longer

@@ -28,7 +28,8 @@ from confluent_kafka import Consumer, TopicPartition
 from demo.broker import Broker
 from demo.simulate import Simulator
 from statehouse import kafka
-from statehouse.config import Config, load
+from statehouse.config.file import load
+from statehouse.config.models import Config
 from statehouse.errors import BrokerError, StatehouseError
 from statehouse.headers import SOURCE_HEADER
 from statehouse.status import published_status, route_status, store_status, stream_status

@@ -1,4 +1,4 @@
-"""Make the archive of Spark's classes (:mod:`jobs.classes`) where the user has none for these versions yet:
+"""Make the archive of Spark's classes (:mod:`jobs.spark.class_archive`) where the user has none for these versions yet:
 ``python -m demo.classes``, called by ``make demo`` and ``make test``; ``--again`` makes it anew.
 
 A few events go through an embedded Kafka and all of the jobs, and what the JVM has loaded by then is the archive.
@@ -18,12 +18,12 @@ from confluent_kafka import Producer
 from pyspark import SparkContext
 
 from demo.broker import Broker
-from jobs.classes import Archive
-from jobs.classes import archive as archive_of
 from jobs.run import Jobs
-from jobs.session import defaults, session
+from jobs.spark.class_archive import Archive
+from jobs.spark.class_archive import archive as archive_of
+from jobs.spark.session import defaults, session
 from statehouse import kafka
-from statehouse.config import load
+from statehouse.config.file import load
 from statehouse.headers import OP_HEADER
 
 EVENTS = 1000

@@ -16,8 +16,8 @@ from typing import TypeVar
 from py4j.protocol import Py4JNetworkError
 
 from jobs import metrics
-from jobs.position import Position
-from statehouse.config import Config
+from jobs.spark.position import Position
+from statehouse.config.models import Config
 from statehouse.errors import StatehouseError, first_line
 from statehouse.failures import failing, failures_table
 

@@ -18,11 +18,12 @@ from pyspark.sql import SparkSession
 
 from jobs.maintain import keeping
 from jobs.recover import anew, will_swap
-from jobs.rules import rule_of
-from statehouse.config import Config, Store
+from jobs.spark.expressions import rule_of
+from statehouse.config.models import Config, Store
 from statehouse.errors import DefinitionChanged, StatehouseError
-from statehouse.fold import Rule, literal
+from statehouse.fold import Rule
 from statehouse.progress import SILENT, Progress
+from statehouse.spark_sql import literal
 from statehouse.tables import opened, rows_and_bytes, table, tasks_table
 
 APPEND_ONLY = "delta.appendOnly"

@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from jobs.position import Position
-from statehouse.config import Config
+from jobs.spark.position import Position
+from statehouse.config.models import Config
 from statehouse.status import stream_status
 from statehouse.tables import FOLDS, opened, published, routed, table, tasks_table
 

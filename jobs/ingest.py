@@ -37,16 +37,17 @@ from typing import Any
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from jobs import databricks, metrics
-from jobs.feed import new
-from jobs.guard import Guard
-from jobs.lake import create_requeued, create_stream, next_offsets
-from jobs.lookup import Lookups
-from jobs.parse import accepted, parse, refused, requeued, thrown
-from jobs.rules import rule_of
-from jobs.unreadable import read_records, unreadable
+from jobs import metrics
+from jobs.spark import databricks
+from jobs.spark.change_feed import new
+from jobs.spark.expressions import rule_of
+from jobs.spark.guard import Guard
+from jobs.spark.lookup import Lookups
+from jobs.spark.parse import accepted, parse, refused, requeued, thrown
+from jobs.spark.tables import create_requeued, create_stream, next_offsets
+from jobs.spark.unreadable import read_records, unreadable
 from statehouse import kafka
-from statehouse.config import ISOLATION, Config, Stream
+from statehouse.config.models import ISOLATION, Config, Stream
 from statehouse.errors import (
     DefinitionChanged,
     KafkaUnavailable,

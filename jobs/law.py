@@ -15,7 +15,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from statehouse.config import Store
+from statehouse.config.models import Store
 from statehouse.errors import ConfigError
 from statehouse.fold import Rule
 from statehouse.reducers import ORDER

@@ -18,19 +18,19 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from jobs import parquet
-from jobs.guard import Guard
-from jobs.lake import create_stream, next_offsets
-from jobs.lookup import Lookups
-from jobs.parse import accepted, parse, refused, thrown
-from jobs.rules import rule_of
-from jobs.send import json
-from statehouse.config import Config, Stream
+from jobs.spark import parquet
+from jobs.spark.expressions import rule_of
+from jobs.spark.guard import Guard
+from jobs.spark.kafka_sink import json
+from jobs.spark.lookup import Lookups
+from jobs.spark.parse import accepted, parse, refused, thrown
+from jobs.spark.tables import create_stream, next_offsets
+from statehouse.config.models import Config, Stream
 from statehouse.errors import StatehouseError, first_line
-from statehouse.fold import literal, quoted
 from statehouse.formats.format import Format
 from statehouse.progress import SILENT, Progress
 from statehouse.records import decoder_for
+from statehouse.spark_sql import literal, quoted
 from statehouse.tables import LOADED, opened, table
 from statehouse.values import Column
 

@@ -21,10 +21,10 @@ from threading import Event
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from jobs.lake import retention
 from jobs.merge import Merge
-from jobs.session import fresh
-from statehouse.config import Config
+from jobs.spark.session import fresh
+from jobs.spark.tables import retention
+from statehouse.config.models import Config
 from statehouse.errors import first_line
 from statehouse.progress import SILENT, Progress
 from statehouse.tables import CLUSTERED, opened, table

@@ -12,7 +12,7 @@ A round for one store, in four steps; what a crash after each leaves behind:
    trying it again changes nothing.*
 
 The last step costs what the rows do: the old ones are marked as deleted where step 1 has found them, the new ones appended
-(:mod:`jobs.vectors`). A table without deletion vectors, or one that is small, has a MERGE, which writes the files anew that have a row
+(:mod:`jobs.spark.vectors`). A table without deletion vectors, or one that is small, has a MERGE, which writes the files anew that have a row
 of them.
 
 A store without a position reads the whole changelog, by the same steps, and appends instead of merging: a backfill is a
@@ -32,15 +32,15 @@ from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs import databricks, feed, vectors
-from jobs.guard import Guard
-from jobs.lake import create_store, settle
 from jobs.law import keep_the_law
-from jobs.rules import rule_of
-from jobs.session import fresh, sql
-from statehouse.config import Config, Store
+from jobs.spark import change_feed, databricks, vectors
+from jobs.spark.expressions import rule_of
+from jobs.spark.guard import Guard
+from jobs.spark.session import fresh, sql
+from jobs.spark.tables import create_store, settle
+from statehouse.config.models import Config, Store
 from statehouse.errors import FeedLost, StatehouseError
-from statehouse.fold import quoted
+from statehouse.spark_sql import quoted
 from statehouse.tables import (
     BUCKET,
     application,
@@ -158,14 +158,14 @@ class Merge:
                 return events.observe(COUNTS, *self._counts()), None
             return events, self._counted(events)
         except Exception as error:
-            if feed.gone(error):
+            if change_feed.gone(error):
                 raise FeedLost(
                     f"store {self.store.name}: {self.changelog} no longer has what came between its versions {start} and {head}"
                 ) from error
             raise
 
     def _events(self, start: int | None, head: int) -> DataFrame:
-        return feed.events(self.spark, self.config, self.config.streams[self.store.stream], start, head)
+        return change_feed.events(self.spark, self.config, self.config.streams[self.store.stream], start, head)
 
     def _counts(self) -> list[Column]:
         return [F.expr(expression).alias(name) for name, expression in self.rule.counts.items()]

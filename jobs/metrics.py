@@ -14,7 +14,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from statehouse.config import Config
+from statehouse.config.models import Config
 from statehouse.errors import StatehouseError
 from statehouse.values import parse_address
 

@@ -14,43 +14,26 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
 
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs import databricks, feed
-from jobs.guard import Guard
-from jobs.position import Position
-from jobs.rules import rule_of
-from jobs.send import Sent, headers, json, send, size
-from jobs.session import fresh
+from jobs.spark import change_feed, databricks
+from jobs.spark.expressions import key_text, rule_of
+from jobs.spark.guard import Guard
+from jobs.spark.kafka_sink import Sent, headers, json, send, size
+from jobs.spark.position import Position
+from jobs.spark.session import fresh
 from statehouse import kafka
-from statehouse.config import Config, Store
-from statehouse.fold import Rule, quoted
+from statehouse.config.models import Config, Store
 from statehouse.headers import POSITION_HEADER
+from statehouse.spark_sql import quoted
 from statehouse.tables import folded, opened, published, table
 from statehouse.values import safe
 
 log = logging.getLogger("statehouse")
 CAME, WENT = "('insert', 'update_postimage')", "('delete', 'update_preimage')"
-
-
-def key_text(rule: Rule, parts: Sequence[str] | None = None) -> str:
-    """SQL: a key as Kafka's key: text, as a set or purge has it. The parts of a composite key, or a key and its window, are
-    percent-encoded and separated by '/'. They are the columns of that name, or other expressions."""
-    texts = [_text(p, kind) for p, kind in zip(parts or map(quoted, rule.keys), rule.keys.values(), strict=True)]
-    if len(texts) == 1 and not rule.store.composite:
-        return texts[0]
-    return f"concat_ws('/', {', '.join(f'''replace(url_encode({text}), '+', '%20')''' for text in texts)})"
-
-
-def _text(column: str, kind: str) -> str:
-    if kind != "TIMESTAMP":
-        return f"CAST({column} AS STRING)"
-    fraction = f"CASE WHEN unix_micros({column}) % 1000000 <> 0 THEN date_format({column}, '.SSSSSS') ELSE '' END"
-    return f"concat(date_format({column}, \"yyyy-MM-dd'T'HH:mm:ss\"), {fraction}, 'Z')"
 
 
 class Publisher:
@@ -92,7 +75,7 @@ class Publisher:
             found = self._differing(delta) if start is None else self._changed(start, delta)
             count = self._send(found, folded(delta), settings)
         except Exception as error:
-            if start is None or not feed.gone(error):
+            if start is None or not change_feed.gone(error):
                 raise
             count = self._send(self._differing(delta), folded(delta), settings)
         position.move(head, {})
@@ -132,7 +115,7 @@ class Publisher:
 
         Not what differs between the two ends: a crash may have published something in between.
         """
-        rows = self._messages(feed.changes(self.spark, self.state, start, delta.version()), folded(delta))
+        rows = self._messages(change_feed.changes(self.spark, self.state, start, delta.version()), folded(delta))
         value = json(["value"])
         by_version = rows.groupBy("_key", "_commit_version").agg(
             F.max(F.when(F.expr(f"_change_type IN {WENT} AND _value IS NOT NULL"), value)).alias("_was"),

@@ -7,7 +7,7 @@ In five steps; what a crash after each leaves behind:
 2. Compare the draft with the live state. *Nothing is written. Without a swap it ends here, and the draft waits.*
 3. Replace the state in one commit: rows, columns, rule, the position under a new application id, and a generation one
    higher. *The state is the new one. The tombstones are still of the generation before, and whoever opens the store to
-   merge goes on with step 4 before anything else:* :func:`jobs.lake.settle`.
+   merge goes on with step 4 before anything else:* :func:`jobs.spark.tables.settle`.
 4. Replace the tombstones in one commit that has the state's generation. *The draft is left over.*
 5. Delete the draft.
 """
@@ -21,13 +21,14 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.lake import differing, draft_of, remove, replace, settle, state_properties
 from jobs.merge import Merge
-from jobs.rules import rule_of
-from statehouse.config import Config, Store
+from jobs.spark.expressions import rule_of
+from jobs.spark.tables import differing, draft_of, remove, replace, settle, state_properties
+from statehouse.config.models import Config, Store
 from statehouse.errors import FeedLost
-from statehouse.fold import Rule, quoted
+from statehouse.fold import Rule
 from statehouse.progress import SILENT, Progress
+from statehouse.spark_sql import quoted
 from statehouse.tables import (
     GENERATION,
     buckets,

@@ -22,16 +22,17 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
-from jobs import feed
-from jobs.guard import TRY, Guard
-from jobs.position import Position
-from jobs.send import Sent, headers, json, send, size
-from jobs.session import fresh
+from jobs.spark import change_feed
+from jobs.spark.guard import TRY, Guard
+from jobs.spark.kafka_sink import Sent, headers, json, send, size
+from jobs.spark.position import Position
+from jobs.spark.session import fresh
 from statehouse import kafka
-from statehouse.config import Config, Route, Stream
+from statehouse.config.models import Config, Route, Stream
 from statehouse.errors import DefinitionChanged, StatehouseError, first_line
-from statehouse.fold import Rule, quoted
+from statehouse.fold import Rule
 from statehouse.headers import PART_HEADER, REVISION_HEADER, SOURCE_HEADER
+from statehouse.spark_sql import quoted
 from statehouse.tables import changelog_columns, opened, routed, table
 from statehouse.values import safe
 
@@ -131,13 +132,13 @@ class Router:
                 "Give the route a new name"
             )
         try:
-            return self._sent(feed.events(self.spark, self.config, self.stream, start, head), start, head, began)
+            return self._sent(change_feed.events(self.spark, self.config, self.stream, start, head), start, head, began)
         except Exception as error:
-            if start is None or not feed.gone(error):
+            if start is None or not change_feed.gone(error):
                 raise
         # What the log has forgotten is told by the events' own coordinates.
         known = {int(part): offset for part, offset in self.position.said().items() if part != STATE}
-        left = feed.events(self.spark, self.config, self.stream, None, head).where(feed.new(known, "_"))
+        left = change_feed.events(self.spark, self.config, self.stream, None, head).where(change_feed.new(known, "_"))
         return self._sent(left, start, head, began)
 
     def head(self) -> int | None:

@@ -27,11 +27,11 @@ from jobs.maintain import Maintain
 from jobs.merge import Merge, Round
 from jobs.publish import Publisher
 from jobs.recover import begin_fold, recover
-from jobs.send import Sender, Sent
-from jobs.session import lock, session
+from jobs.spark.kafka_sink import Sender, Sent
+from jobs.spark.session import lock, session
 from jobs.store_route import router
-from jobs.tasks import Tasks
-from statehouse.config import Config, Stream
+from jobs.tasks.job import Tasks
+from statehouse.config.models import Config, Stream
 from statehouse.errors import ConfigError, FoldAnew, LakeBusy, StatehouseError
 from statehouse.progress import SILENT, Progress
 

@@ -1,7 +1,7 @@
 """A store's events → a topic or a table of the user's, each with the state before it and the state that it made.
 
 A round is :mod:`jobs.route`'s, over the events in (p, head] of the log, head being what the state has folded; the states in between
-are those of :mod:`jobs.steps`, from the state at p on. The version of the state that was at p is noted with the position; where it can
+are those of :mod:`jobs.spark.steps`, from the state at p on. The version of the state that was at p is noted with the position; where it can
 be read no more, the state at p is folded anew from the log.
 
 An event that comes late makes a state that the later events of its key did not know. ``late: append`` leaves it at that: each event
@@ -18,14 +18,15 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from jobs import feed
-from jobs.guard import TRY, install
 from jobs.route import AFTER, BEFORE, RESEND, REVISION, STATE, Router, columns_of, shown_columns
-from jobs.rules import rule_of, schema_of
-from jobs.session import sql
-from jobs.steps import PLACE, STEP, Steps
-from statehouse.config import Config, Route
-from statehouse.fold import Rule, quoted
+from jobs.spark import change_feed
+from jobs.spark.expressions import rule_of, schema_of
+from jobs.spark.guard import TRY, install
+from jobs.spark.session import sql
+from jobs.spark.steps import PLACE, STEP, Steps
+from statehouse.config.models import Config, Route
+from statehouse.fold import Rule
+from statehouse.spark_sql import quoted
 from statehouse.tables import changelog_columns, folded, generation, opened
 
 EVENT, ARRIVAL, ARRIVED, ORDER = "_event", "_arrival", "_arrived", "_order"
@@ -95,9 +96,9 @@ class StoreRouter(Router):
                 state = self.steps.state_at(version).join(keys, self.keys, "semi").localCheckpoint()
                 return state, self.steps.tombstones_at(start)
             except Exception as error:
-                if not feed.gone(error):
+                if not change_feed.gone(error):
                     raise
-        rule, log = self.rule, feed.events(self.spark, self.config, self.stream, None, start)
+        rule, log = self.rule, change_feed.events(self.spark, self.config, self.stream, None, start)
         found = sql(self.spark, f"SELECT * FROM {rule.events('log', TRY)}", log=log).join(keys, self.keys, "semi")
         views = {"state": self._empty(rule), "placed": sql(self.spark, rule.placed("events"), events=found)}
         views["folded"] = sql(self.spark, rule.fold("placed"), **views)
@@ -159,7 +160,7 @@ class StoreRouter(Router):
         made = rows.withColumn(REVISION, F.lit(1)).withColumn(ARRIVED, _arrived())
         if late.isEmpty():
             return made
-        log = feed.events(self.spark, self.config, self.stream, None, head)
+        log = change_feed.events(self.spark, self.config, self.stream, None, head)
         whole = self._numbered(log, head).join(late, self.keys, "semi").localCheckpoint()
         told_anew = self._revisions(whole)
         coordinates = events.select(F.struct(*(F.col(c) for c in LOG_ORDER)).alias(ARRIVED))
@@ -172,7 +173,7 @@ class StoreRouter(Router):
         found = events.withColumn("_known", F.max(ORDER).over(before))
         since = events.agg(F.min(F.expr("unix_micros(_event_time)"))).collect()[0][0]
         if start is not None and since is not None:
-            log = feed.events(self.spark, self.config, self.stream, None, start)
+            log = change_feed.events(self.spark, self.config, self.stream, None, start)
             log = log.where(f"_event_time >= timestamp_micros({since})")  # a value, so that older files are passed over
             known = sql(self.spark, f"SELECT * FROM {self.rule.events('log', TRY)}", log=log)
             most = known.groupBy(*map(quoted, self.keys)).agg(F.max(ORDER).alias("_most"))

@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from sqlglot import exp
 
-from statehouse.config import Store, Stream
+from statehouse.config.models import Store, Stream
 from statehouse.kinds import Differs, typed
 from statehouse.types import INTEGERS, Type, parse_type
 from statehouse.values import parse_expression

@@ -8,7 +8,7 @@ from contextlib import suppress
 from sqlglot import exp
 
 from statehouse.alike import kind_of, nulled
-from statehouse.config import Own
+from statehouse.config.models import Own
 from statehouse.kinds import Differs, differs
 from statehouse.reducers import ORDER
 from statehouse.types import INTEGERS

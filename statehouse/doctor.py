@@ -20,7 +20,8 @@ from typing import NamedTuple
 from packaging.requirements import Requirement
 
 from statehouse import kafka, tables
-from statehouse.config import Config, load
+from statehouse.config.file import load
+from statehouse.config.models import Config
 from statehouse.errors import KafkaUnavailable, RegistryUnavailable, StatehouseError, first_line
 from statehouse.places import remote
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from statehouse.config import Config
+from statehouse.config.models import Config
 from statehouse.tables import metadata, table
 
 PARTS = ("ingest", "merge", "route", "publish", "tasks")

@@ -20,65 +20,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from statehouse.config import Store, Stream
-from statehouse.payload import GREATEST_TIME, LEAST_TIME, Field
+from statehouse.config.models import Store, Stream
+from statehouse.payload import LEAST_TIME, Field
 from statehouse.reducers import ORDER, ORDER_SQL, accumulator, addend, summation
-from statehouse.types import ENCODED, FORMS, parse_type, type_or_none
+from statehouse.spark_sql import finite, literal, quoted, text_as, valid, value_of, within_years
+from statehouse.types import ENCODED, parse_type
 from statehouse.values import milliseconds, safe
-
-TIMES = ("DATE", "TIMESTAMP", "TIMESTAMP_NTZ")
-FLOATS, GREATEST_DOUBLE = ("FLOAT", "DOUBLE"), 1.7976931348623157e308
-
-
-def quoted(name: str) -> str:
-    """A column's name as Spark SQL writes it."""
-    return "`" + name.replace("`", "``") + "`"
-
-
-def literal(text: str) -> str:
-    """A string as a Spark SQL literal."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def text_as(text: str, ddl: str) -> str:
-    """SQL: text as a value of a scalar type, null where it has none of the :data:`FORMS` that the engines read alike."""
-    name = kind.name if (kind := type_or_none(ddl)) else ""
-    if name not in FORMS:
-        return f"CAST({text} AS {ddl})"
-    made = f"unbase64({text})" if name == "BINARY" else f"CAST({text} AS {ddl})"
-    return f"CASE WHEN {text} RLIKE '^({FORMS[name]})$' THEN {made} END"
-
-
-def value_of(text: str, ddl: str) -> str:
-    """SQL: text (as :func:`statehouse.payload.text_of` writes it) as a value of a type, null where it is none."""
-    nested = ddl.upper().startswith(("ARRAY", "MAP", "STRUCT"))
-    return f"from_json({text}, {literal(ddl)})" if nested else text_as(text, ddl)
-
-
-def in_years(moment: str) -> str:
-    """SQL: whether a TIMESTAMP is in the years 1 to 9999."""
-    return f"unix_micros({moment}) BETWEEN {LEAST_TIME} AND {GREATEST_TIME}"
-
-
-def within_years(column: str, kind: str) -> str:
-    """A column as SQL, null where it is a time outside the years 1 to 9999."""
-    if kind.upper() not in TIMES:
-        return column
-    moment = column if kind.upper() == "TIMESTAMP" else f"CAST({column} AS TIMESTAMP)"
-    return f"CASE WHEN {in_years(moment)} THEN {column} END"
-
-
-def finite(column: str, kind: str) -> str:
-    """A column as SQL, null where it is a number that JSON does not have; -0.0 is 0.0."""
-    if kind.upper() not in FLOATS:
-        return column
-    return f"CASE WHEN abs({column}) <= {GREATEST_DOUBLE!r} THEN {column} + CAST(0 AS {kind}) END"
-
-
-def valid(made: str, kind: str, written: str) -> str:
-    """SQL as a user has ``written`` it, ``made`` of a type: null where it is text that is not UTF-8, as bytes that are cast can be."""
-    plain = re.fullmatch(r"[\w.]+", written)  # a column has what the parser let pass
-    return made if plain or kind.upper() != "STRING" else f"try_validate_utf8({made})"
 
 
 def gained(stream: Stream, names: Sequence[str], payload: str) -> dict[str, str]:

@@ -1,4 +1,7 @@
-"""What Spark and DuckDB compute alike, as the type that it has: sqlglot's trees, node by node, in one table. See :mod:`statehouse.alike`."""
+"""What Spark and DuckDB compute alike, as the type that it has: sqlglot's trees, node by node, in one table. See :mod:`statehouse.alike`.
+
+It is one module, and one long function in it, since a reader looks a node up here: each case says all that is asked of it.
+"""
 
 from __future__ import annotations
 

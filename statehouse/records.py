@@ -19,15 +19,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statehouse import topics
+from statehouse.decoder import decoder_of
+from statehouse.formats.decoders import decoder_of as payload_decoder_of
 from statehouse.formats.format import JSON, Format, Schemas
-from statehouse.formats.format import decoder_of as payload_decoder_of
 from statehouse.formats.wire import ID_HEADER
 from statehouse.headers import OP_HEADER, REPORT, REQUEUED_HEADER, STORE_HEADER, TASK_OPERATIONS
-from statehouse.payload import SHOWN, Field, Refused, convert, decoder_of, micros_of, read_object, text_of
+from statehouse.payload import SHOWN, Field, Refused, convert, micros_of, read_object, text_of
 from statehouse.types import ENCODED, FORMS, INTEGERS, Type, parse_type, type_or_none
 
 if TYPE_CHECKING:  # executors have neither pydantic nor sqlglot
-    from statehouse.config import Store, Stream
+    from statehouse.config.models import Store, Stream
     from statehouse.fold import Rule
 
 STRING = Type("STRING", "STRING")

@@ -20,7 +20,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from statehouse import kafka
-from statehouse.config import ISOLATION, Config, Stream
+from statehouse.config.models import ISOLATION, Config, Stream
 from statehouse.errors import KafkaUnavailable
 from statehouse.headers import REQUEUED_HEADER
 from statehouse.tables import batches, metadata, opened, select, table

@@ -8,7 +8,7 @@ from typing import Any
 from deltalake import DeltaTable
 
 from statehouse import kafka
-from statehouse.config import Config
+from statehouse.config.models import Config
 from statehouse.errors import KafkaUnavailable
 from statehouse.failures import PARTS, failing
 from statehouse.tables import (

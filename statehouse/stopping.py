@@ -1,7 +1,7 @@
 """SIGTERM and Ctrl-C at any moment of a command that runs until it is stopped: it ends with 0, and leaves no process behind.
 
 The signal may come to this process alone, or to all of its group or its unit at once, as a terminal and systemd send it. So
-Spark's JVM takes no notice of either (:mod:`jobs.session`): it ends with this process, whose pipe it reads.
+Spark's JVM takes no notice of either (:mod:`jobs.spark.session`): it ends with this process, whose pipe it reads.
 """
 
 from __future__ import annotations

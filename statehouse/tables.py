@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import TableNotFoundError
 
-from statehouse.config import Config, Route, Store, Stream
+from statehouse.config.models import Config, Route, Store, Stream
 from statehouse.fold import Rule
 from statehouse.places import remote
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from statehouse.config import Config, load
+from statehouse.config.file import load
+from statehouse.config.models import Config
 from tests.lakes import base, filled
 from tests.records import free_port
 from tests.services import tried
@@ -64,7 +65,7 @@ def java():
 @pytest.fixture(scope="session")
 def spark(java, tmp_path_factory):
     """One session for the run, or for each of its processes: UTC, no UI; two cores, or one where two processes share them."""
-    from jobs.session import session
+    from jobs.spark.session import session
     from tests.support.ivy import alone
 
     for noisy in ("py4j", "DataFrameQueryContextLogger", "SQLQueryContextLogger"):

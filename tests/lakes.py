@@ -11,7 +11,7 @@ import pytest
 
 from jobs.ingest import Ingest
 from jobs.merge import Merge
-from statehouse.config import load
+from statehouse.config.file import load
 from tests.oracle import fold, windowed
 from tests.records import SCHEMA, control, iso, record, rows
 

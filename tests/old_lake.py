@@ -230,9 +230,9 @@ def make(folder):
     """Write the lake with the code that is on the path."""
     from jobs.ingest import Ingest
     from jobs.merge import Merge
-    from jobs.session import session
-    from jobs.tasks import Tasks
-    from statehouse.config import load
+    from jobs.spark.session import session
+    from jobs.tasks.job import Tasks
+    from statehouse.config.file import load
 
     folder.mkdir(parents=True)
     (folder / "statehouse.yaml").write_text(CONFIG)

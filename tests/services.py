@@ -13,7 +13,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from jobs.ingest import Ingest
 from jobs.merge import Merge
-from statehouse.config import Config, load
+from statehouse.config.file import load
+from statehouse.config.models import Config
 from tests.records import SCHEMA, control, iso, record
 
 TOKENS = {"all": "may-read-and-write", "read": "may-only-read"}

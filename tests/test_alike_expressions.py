@@ -13,14 +13,15 @@ import pytest
 
 from api.engine import duck
 from api.engine.fold import GUARD
-from jobs.guard import TRY, install
-from jobs.rules import ddl
+from jobs.spark.expressions import ddl
+from jobs.spark.guard import TRY, install
 from statehouse.alike import difference, kind_of, nulled
 from statehouse.alike_reducers import own_given, own_parts
-from statehouse.config import Own
-from statehouse.fold import within_years
+from statehouse.config.models import Own
+from statehouse.decoder import Decoder
 from statehouse.kinds import Differs
-from statehouse.payload import Decoder, Field
+from statehouse.payload import Field
+from statehouse.spark_sql import within_years
 from statehouse.transpile import duckdb_type, to_duckdb
 from statehouse.types import parse_type
 from statehouse.values import safe

@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from statehouse.fold import quoted
+from statehouse.spark_sql import quoted
 from statehouse.tables import opened, table
 from tests.avro import Names, draw_schema, draw_type, draw_value, encoded
 from tests.payloads import ddl, draw_payload, draw_text, write

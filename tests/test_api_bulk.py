@@ -19,7 +19,7 @@ from api import create_app
 from api.engine import keys
 from api.errors import Problem
 from api.writes import bulk, producer
-from statehouse.config import Api
+from statehouse.config.models import Api
 from statehouse.kafka import create_topic
 from tests.test_api_lake import configured, rule
 from tests.test_api_reads import STRANGE, problem

@@ -29,7 +29,8 @@ from api.replica.snapshot import Snapshot
 from jobs.ingest import Ingest
 from jobs.merge import Merge
 from jobs.recover import recover
-from statehouse.config import Config, load
+from statehouse.config.file import load
+from statehouse.config.models import Config
 from statehouse.tables import GENERATION, table
 from tests.lakes import drawn
 from tests.records import SCHEMA, control, record

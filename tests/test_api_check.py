@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from api.engine.check import check
-from statehouse.config import load
+from statehouse.config.file import load
 from tests.test_api_lake import KINDS, configured, rule
 
 FILE = """\

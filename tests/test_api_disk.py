@@ -11,7 +11,7 @@ import pytest
 
 from api.replica import disk
 from api.replica.replica import Replica
-from statehouse.config import Config
+from statehouse.config.models import Config
 from tests.test_api_lake import State, configured
 
 

@@ -32,7 +32,8 @@ from api.engine.keys import kafka_key
 from api.engine.shards import Shards, murmur2s, number, numbers
 from api.engine.types import canonical
 from api.fleet.membership import ranked
-from statehouse.config import Config, load
+from statehouse.config.file import load
+from statehouse.config.models import Config
 from statehouse.partitioner import murmur2, text
 from tests.records import children, free_port
 from tests.support.depth import sized

@@ -52,7 +52,8 @@ def test_a_record_waits_for_its_schema(lake):
 def test_who_decodes_needs_no_more_than_the_formats_own_package():
     script = """
 import sys
-from statehouse.formats.format import Format, Schema, decoder_of
+from statehouse.formats.decoders import decoder_of
+from statehouse.formats.format import Format, Schema
 from statehouse.payload import Field
 from statehouse.types import Type
 import statehouse.records

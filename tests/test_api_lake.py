@@ -13,7 +13,8 @@ from typing import Any
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from statehouse.config import Config, load
+from statehouse.config.file import load
+from statehouse.config.models import Config
 from statehouse.fold import Rule
 from statehouse.tables import DEFINITION, EVENT_COLUMNS, POSITION, definition_of, table
 

@@ -27,8 +27,8 @@ from api.replica.locks import Turn
 from api.replica.replica import Replica
 from api.replica.snapshot import Snapshot
 from demo.broker import Broker
-from jobs.parse import accepted, parse
-from statehouse.config import Config
+from jobs.spark.parse import accepted, parse
+from statehouse.config.models import Config
 from statehouse.fold import Rule
 from statehouse.kafka import create_topic, end_offsets, find_topic, partitions
 from statehouse.records import decoder_for

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from api import create_app
 from api.http.metrics import Reads
-from statehouse.config import Config
+from statehouse.config.models import Config
 from statehouse.tables import table
 from tests.test_api_lake import State, changelog, configured, eventually
 from tests.test_api_reads import problem

@@ -18,7 +18,7 @@ from api.replica import arrivals
 from api.replica.locks import Turn
 from api.replica.pending import Ahead
 from api.replica.replica import Replica
-from statehouse.config import Config
+from statehouse.config.models import Config
 from tests.lakes import right, written
 from tests.oracle import history, standing
 from tests.records import free_port, iso

@@ -15,7 +15,7 @@ from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
 from api import create_app
-from statehouse.config import Config
+from statehouse.config.models import Config
 from tests.test_api_lake import MOMENT, MOMENT_TEXT, State, changelog, configured, eventually, reset_of
 
 STRANGE = [

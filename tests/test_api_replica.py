@@ -19,7 +19,7 @@ from api.engine import duck
 from api.engine.delta_log import Log
 from api.replica import replica as replica_module
 from api.replica.replica import Replica
-from statehouse.config import Config
+from statehouse.config.models import Config
 from statehouse.errors import StatehouseError
 from statehouse.tables import table
 from tests.test_api_lake import Sales, State, changelog, configured, eventually

@@ -19,8 +19,9 @@ from urllib.parse import quote
 import pytest
 
 from api.server.supervisor import serve
-from statehouse.config import Config
+from statehouse.config.models import Config
 from statehouse.errors import ConfigError, StatehouseError
+from tests.support.lean import lean
 from tests.test_api_lake import State, configured, eventually
 from tests.test_api_reads import STRANGE
 
@@ -46,7 +47,8 @@ def serving(
     """A server of its own process, and a connection to it; at a free port, or that one."""
     file = str(Path(config.root).parent / "statehouse.yaml")
     command = [sys.executable, "-W", "ignore", "-c", SCRIPT, file, str(workers), host, str(port)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, env=lean("api"), **streams) as process:
         try:
             assert process.stdout is not None
             lines = [process.stdout.readline()]

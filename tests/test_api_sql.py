@@ -18,7 +18,7 @@ from flask.testing import FlaskClient
 
 from api import create_app
 from api.reads import sql_process
-from statehouse.config import Config
+from statehouse.config.models import Config
 from statehouse.tables import table
 from tests.test_api_lake import MOMENT_TEXT, Sales, State, configured, eventually
 from tests.test_api_reads import problem

@@ -14,7 +14,7 @@ from flask.testing import FlaskClient
 
 from api import create_app
 from jobs.ingest import Ingest
-from jobs.tasks import Tasks
+from jobs.tasks.job import Tasks
 from tests.lakes import merged
 from tests.records import iso, produce, wait
 from tests.test_api_reads import problem
@@ -104,7 +104,7 @@ def test_what_is_asked_for_is_listed_sent_and_cancelled(made, broker) -> None:
 @pytest.fixture(scope="module")
 def offline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
     """Nothing reaches Kafka: what is refused is refused before."""
-    from statehouse.config import load
+    from statehouse.config.file import load
 
     folder = tmp_path_factory.mktemp("tasks")
     text = "kafka: {bootstrap.servers: 127.0.0.1:1}\n" + STATUS.format(topic="t", rules="{topics: [told, 'ops-*']}")

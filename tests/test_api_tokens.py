@@ -18,7 +18,7 @@ from flask.testing import FlaskClient
 from api import create_app
 from api.http.tokens import Tokens, read
 from api.server.supervisor import serve
-from statehouse.config import Api, Config
+from statehouse.config.models import Api, Config
 from statehouse.errors import ConfigError
 from tests.test_api_reads import problem
 from tests.test_api_server import serving, stopped

@@ -21,7 +21,7 @@ from api.engine.types import canonical, conforming
 from api.errors import Problem
 from api.writes import bulk, producer
 from api.writes.events import set_to
-from statehouse.config import Config
+from statehouse.config.models import Config
 from tests.test_api_lake import YAML, State, configured
 from tests.test_api_reads import STRANGE, at, problem
 

@@ -12,7 +12,7 @@ from api import create_app
 from jobs import attempts as trying
 from jobs.attempts import Attempts
 from statehouse import cli
-from statehouse.config import load
+from statehouse.config.file import load
 from statehouse.failures import failing
 from tests.records import create, produce, recreate, rows
 

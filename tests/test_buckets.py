@@ -12,7 +12,7 @@ from api.engine import duck
 from api.replica.snapshot import load as snapshot_of
 from jobs.ingest import Ingest
 from jobs.recover import recover
-from statehouse.config import Config
+from statehouse.config.models import Config
 from statehouse.tables import BUCKET, buckets, opened
 from tests.lakes import CONFIG, drawn, merged, more, right, state, whole
 from tests.records import SCHEMA, record

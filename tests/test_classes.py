@@ -8,7 +8,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from jobs.classes import OPTIONS, PACKAGES, PATH, archive, archive_for
+from jobs.spark.class_archive import OPTIONS, PACKAGES, PATH, archive, archive_for
 
 SETTINGS = {"spark.jars.packages": "a:b:1", "spark.jars.excludes": "c:d", OPTIONS: "-Dx=y", "spark.ui.enabled": "false"}
 

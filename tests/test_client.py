@@ -40,7 +40,8 @@ from statehouse.client import (
     Unreachable,
 )
 from statehouse.client.session import Writes
-from statehouse.config import Config, load
+from statehouse.config.file import load
+from statehouse.config.models import Config
 from statehouse.tables import GENERATION, table
 from tests.records import children, create, free_port, produce
 from tests.test_api_bulk import everything

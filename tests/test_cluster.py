@@ -20,7 +20,7 @@ import pyspark
 import pytest
 
 from statehouse import kafka
-from statehouse.config import load
+from statehouse.config.file import load
 from statehouse.tables import covered, opened
 from tests import test_bookings, test_million
 from tests.records import children, free_port, wait

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from statehouse.cli import main
-from statehouse.config import load
+from statehouse.config.file import load
 from tests.records import create, free_port, produce
 from tests.terminals import on_terminal
 from tests.test_api_lake import YAML, State

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statehouse.cli import main
-from statehouse.config import load, rule_file
+from statehouse.config.file import load, rule_file
 from statehouse.errors import ConfigError
 from statehouse.status import store_status
 from statehouse.values import milliseconds, parse_address, parse_schema

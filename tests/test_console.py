@@ -25,7 +25,8 @@ from api.console.key import _since, _told, course
 from api.console.votes import result, votes
 from api.console.words import sentence
 from api.http.access import CSRF
-from statehouse.config import Config, load
+from statehouse.config.file import load
+from statehouse.config.models import Config
 from tests.oracle import fold
 from tests.test_api_lake import MOMENT, Sales, State, changelog, configured, eventually, reset_of
 

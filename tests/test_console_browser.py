@@ -24,10 +24,11 @@ from pyspark.sql import SparkSession
 
 from demo.broker import Broker
 from jobs.ingest import Ingest
-from jobs.lake import QUARANTINE_COLUMNS
 from jobs.merge import Merge
-from jobs.tasks import Tasks
-from statehouse.config import Config, load
+from jobs.spark.tables import QUARANTINE_COLUMNS
+from jobs.tasks.job import Tasks
+from statehouse.config.file import load
+from statehouse.config.models import Config
 from statehouse.tables import EVENT_COLUMNS, TASK_COLUMNS, changelog_columns, table, tasks_table
 from tests.records import create, produce
 from tests.support.depth import deep, first

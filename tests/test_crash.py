@@ -15,10 +15,11 @@ from collections import Counter
 
 import pytest
 
-from statehouse.config import load
+from statehouse.config.file import load
 from tests.oracle import fold
 from tests.records import control, iso, payload, rows, wait
 from tests.support.depth import sized
+from tests.support.lean import lean
 from tests.test_bookings import statehouse
 from tests.test_route import messages, topic_of
 from tests.test_stopping import kill_all, session_of
@@ -41,6 +42,8 @@ stores:
 routes:
   seen: {{from: s, where: n > 0, select: [key, n], to: {{topic: {topic}-seen, key: key}}}}
   kept: {{from: s, where: n > 0, select: [key, n], to: {{table: kept}}}}
+  sums: {{from: {{store: total}}, select: &sums [key, _partition AS part, _offset AS at, before.value AS had, after.value AS has], to: {{table: sums}}}}
+  told: {{from: {{store: total}}, select: *sums, to: {{topic: {topic}-told, key: key}}}}
 tasks:
   high: {{store: total, when: value > 20, after: 2 seconds, send: {{topic: {topic}-high, value: value}}}}
 """
@@ -137,18 +140,26 @@ def passed_on(bootstrap, spark, config, topic, events):
     assert {key: value for key, value in last.items() if value} == expected(events, "status")
 
 
-def runs(spark, config):
-    """The oracle: of each run of a total above 20 its id, and for how many microseconds it lasted (None: it still does)."""
+def walk(spark, config):
+    """The oracle: each event of the totals in the order of the log, with its key, its place, and the states before and after it."""
     changes = spark.read.format("delta").option("readChangeFeed", True).option("startingVersion", 1)
     log = changes.load(f"{config.root}/changelog/s").where("_op = 'report' OR _op = 'purge' OR _store = 'total'")
-    epoch, found, open_, events = dt.datetime(1970, 1, 1), {}, {}, {}
+    epoch, events, before = dt.datetime(1970, 1, 1), {}, {}
     for r in log.orderBy("_commit_version", "_partition", "_offset").collect():
         time_us = (r["_event_time"] - epoch) // dt.timedelta(microseconds=1)
         value = r["n"] if r["_op"] == "report" else r["_value"] and int(r["_value"])
         key, place = r["_key"], f"{r['_partition']}:{r['_offset']}"
         order = (time_us, r["_partition"], r["_offset"])
         events.setdefault(key, []).append({"op": r["_op"], "agent": None, "value": value, "order": order})
-        state = fold("sum", events[key])
+        after = fold("sum", events[key])
+        yield key, place, time_us, before.get(key), after
+        before[key] = after
+
+
+def runs(spark, config):
+    """The oracle: of each run of a total above 20 its id, and for how many microseconds it lasted (None: it still does)."""
+    found, open_ = {}, {}
+    for key, place, time_us, _, state in walk(spark, config):
         if state and state[0] > 20:
             if key not in open_:
                 open_[key], found[f"high/{key}@{place}"] = (f"high/{key}@{place}", time_us), None
@@ -156,6 +167,20 @@ def runs(spark, config):
             name, since = open_.pop(key)
             found[name] = time_us - since
     return found
+
+
+def told_with_states(bootstrap, spark, config, topic):
+    """Each event is told with the states that it met and left: once in the table, and in the topic always the same."""
+    expected = {
+        place: (key, before and before[0], after and after[0]) for key, place, _, before, after in walk(spark, config)
+    }
+    kept = rows(spark, f"{config.root}/routes/sums")
+    assert len(kept) == len(expected), "each once"
+    assert {f"{r['part']}:{r['at']}": (r["key"], r["had"], r["has"]) for r in kept} == expected
+    sent, again = topic_of(bootstrap, f"{topic}-told")
+    assert {(f"{topic}:{place}", "0") for place in expected} == set(sent)
+    assert {f"{v['part']}:{v['at']}": (v["key"], v.get("had"), v.get("has")) for _, v in sent.values()} == expected
+    print(f"{again} of {len(sent)} messages with states were sent again")
 
 
 def told_in_time(bootstrap, spark, config, topic):
@@ -191,7 +216,11 @@ def test_killed_again_and_again_while_events_flow(broker, spark, tmp_path):
     try:
         for more in dice.sample(MORE, len(MORE)):
             process = subprocess.Popen(
-                [sys.executable, "-m", "statehouse.cli", "run"], cwd=tmp_path, stdout=log, stderr=log
+                [sys.executable, "-m", "statehouse.cli", "run"],
+                cwd=tmp_path,
+                stdout=log,
+                stderr=log,
+                env=lean("jobs"),
             )
             started = (tmp_path / "run.log").stat().st_size
 
@@ -218,7 +247,7 @@ def test_killed_again_and_again_while_events_flow(broker, spark, tmp_path):
     assert len(reached) == len(MORE) and len(set(reached)) > len(MORE) / 2
     versions = []
     for _ in range(2):  # the second time without any checkpoint, and with nothing to do
-        statehouse(tmp_path, "run", "--once")
+        statehouse(tmp_path, "run", "--once", env=lean("jobs"))
         status = json.loads(statehouse(tmp_path, "status", "--json"))
         stream = status["streams"][0]
         assert stream["behind"] == 0
@@ -234,6 +263,7 @@ def test_killed_again_and_again_while_events_flow(broker, spark, tmp_path):
             assert found == expected(source.acknowledged, store)
         passed_on(broker.bootstrap, spark, config, topic, source.acknowledged)
         told_in_time(broker.bootstrap, spark, config, topic)
+        told_with_states(broker.bootstrap, spark, config, topic)
         versions.append({s["name"]: s["version"] for s in status["stores"]})
         subprocess.run(["rm", "-rf", f"{config.root}/_checkpoints"], check=True)
     assert versions[0] == versions[1], "nothing new: no new state version"

@@ -20,10 +20,10 @@ import pytest
 import yaml
 from databricks.bundles.jobs import Job
 
-from jobs import databricks, session
-from jobs.position import Position
+from jobs.spark import databricks, session
+from jobs.spark.position import Position
 from statehouse import cli, kafka
-from statehouse.config import load
+from statehouse.config.file import load
 from statehouse.errors import ConfigError
 
 TOP = Path(__file__).parents[1]
@@ -104,7 +104,8 @@ def test_every_task_is_a_command_of_ours(bundle):
 
 def test_a_task_has_the_packages_that_the_runtime_lacks(bundle):
     wanted = SETUP["options.extras_require"]["jobs"].split()
-    lacks = [{"pypi": {"package": p}} for p in wanted if not p.startswith(("pyspark==", "delta-spark=="))]
+    has = "pyspark==", "delta-spark==", "pandas~="
+    lacks = [{"pypi": {"package": p}} for p in wanted if not p.startswith(has)]
     for _, task in tasks(bundle):
         assert task["libraries"] == [{"whl": "./dist/*.whl"}, *lacks]
 
@@ -197,7 +198,7 @@ def test_a_volumes_files_are_not_locked_and_a_position_there_is_moved_by_spark(t
     with session.lock(spark, config, "merge"), session.lock(spark, config, "merge"):
         assert not Path("/Volumes/a").exists()
     monkeypatch.setattr(databricks, "VOLUMES", str(tmp_path))
-    monkeypatch.setattr("jobs.position.DeltaTable", None)
+    monkeypatch.setattr("jobs.spark.position.DeltaTable", None)
     position = Position(f"{tmp_path}/positions/route.r", "route:r:t")
     for number in (3, 7):
         position.move(number, {"0": number})

@@ -59,10 +59,10 @@ def reasons(name):
 
 
 def sql_reasons():
-    """The texts that Spark refuses with, of :mod:`jobs.parse` and of a route, and those of a record without text; the beginning of
+    """The texts that Spark refuses with, of :mod:`jobs.spark.parse` and of a route, and those of a record without text; the beginning of
     one that SQL goes on with."""
     found = set()
-    for file in ("jobs/parse.py", "jobs/route.py", "statehouse/records.py"):
+    for file in ("jobs/spark/parse.py", "jobs/route.py", "statehouse/records.py"):
         tree = ast.parse((TOP / file).read_text())
         within = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
         raised = {id(part) for node in ast.walk(tree) if isinstance(node, ast.Raise) for part in ast.walk(node)}

@@ -11,9 +11,11 @@ import struct
 import fastavro
 import pytest
 
+from statehouse.decoder import Decoder
 from statehouse.formats import avro
-from statehouse.formats.format import Format, Schema, decoder_of
-from statehouse.payload import Decoder, Field
+from statehouse.formats.decoders import decoder_of
+from statehouse.formats.format import Format, Schema
+from statehouse.payload import Field
 from statehouse.types import parse_type
 from tests.avro import Refused, as_json, column, draw_schema, draw_value, encoded
 from tests.payloads import ddl, draw_type

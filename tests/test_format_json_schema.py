@@ -12,9 +12,11 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from hypothesis import given
 from hypothesis import strategies as st
 
+from statehouse.decoder import Decoder
 from statehouse.formats import json_schema
-from statehouse.formats.format import Format, Schema, decoder_of
-from statehouse.payload import Decoder, Field, Refused
+from statehouse.formats.decoders import decoder_of
+from statehouse.formats.format import Format, Schema
+from statehouse.payload import Field, Refused
 from statehouse.types import parse_type
 from tests.registry import SchemaRegistry
 

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statehouse.formats.format import Format, decoder_of
-from statehouse.payload import Decoder, Field
+from statehouse.decoder import Decoder
+from statehouse.formats.decoders import decoder_of
+from statehouse.formats.format import Format
+from statehouse.payload import Field
 from statehouse.types import parse_type
 from tests.payloads import SCALARS, TEXTS
 

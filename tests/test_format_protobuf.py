@@ -10,11 +10,13 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
+from statehouse.decoder import Decoder
 from statehouse.formats import protobuf
-from statehouse.formats.format import Format, Schema, decoder_of
+from statehouse.formats.decoders import decoder_of
+from statehouse.formats.format import Format, Schema
 from statehouse.formats.protobuf_files import compiled
 from statehouse.formats.registry import Registry
-from statehouse.payload import Decoder, Field, Refused
+from statehouse.payload import Field, Refused
 from statehouse.types import parse_type
 from tests.payloads import ddl, draw_type
 from tests.proto import HEAD, as_json, column, compile_module, draw_message, draw_value, fill, text_of

@@ -10,12 +10,12 @@ import pytest
 from pyspark.sql import Row
 
 from api import create_app
-from jobs import guard
 from jobs.attempts import Attempts
 from jobs.ingest import Ingest
 from jobs.merge import Merge
 from jobs.route import Router
 from jobs.run import catch_up
+from jobs.spark import guard
 from statehouse.values import safe
 from tests.records import SCHEMA, record, rows
 from tests.test_api_lake import eventually

@@ -13,7 +13,7 @@ import pytest
 from jobs.idle import Idle
 from jobs.load import load as load_file
 from jobs.run import PARTS, Jobs
-from statehouse.config import load
+from statehouse.config.file import load
 from tests.records import create, produce, recreate
 
 CONFIG = """root: ./lake

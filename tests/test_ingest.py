@@ -7,9 +7,9 @@ import uuid
 
 import pytest
 
+from jobs.check import problems
 from jobs.ingest import Ingest
 from jobs.merge import Merge
-from jobs.rules import problems
 from statehouse import kafka
 from statehouse.errors import DefinitionChanged, KafkaUnavailable, LakeBusy, TopicRecreated
 from statehouse.tables import metadata

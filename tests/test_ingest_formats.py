@@ -12,7 +12,7 @@ import pytest
 from pyspark import cloudpickle
 
 from jobs.ingest import Ingest
-from jobs.parse import _decoded
+from jobs.spark.parse import _decoded
 from statehouse.config import load
 from statehouse.errors import RegistryUnavailable
 from statehouse.formats import registry as registries

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from statehouse.cli import main
-from statehouse.config import load
+from statehouse.config.file import load
 from statehouse.init.propose import Choice, file_text, look_at
 from statehouse.init.sample import Sample, of_file
 from statehouse.init.shapes import columns_of

@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 from api.engine.fold import Fold
 from jobs.ingest import Ingest
 from jobs.merge import Merge
-from jobs.session import sql
-from statehouse.config import Store
+from jobs.spark.session import sql
+from statehouse.config.models import Store
 from statehouse.fold import Rule
 from statehouse.kafka import FIRST_MS
 from statehouse.transpile import to_duckdb

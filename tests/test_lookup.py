@@ -15,11 +15,11 @@ from api import create_app
 from api.engine.duck import connect
 from api.engine.prepared import cursor
 from api.replica import arrivals
+from jobs.check import problems
 from jobs.ingest import Ingest
 from jobs.load import load as load_file
 from jobs.merge import Merge
 from jobs.recover import recover
-from jobs.rules import problems
 from statehouse.errors import ConfigError
 from tests.records import SCHEMA, record, rows
 from tests.support.depth import first

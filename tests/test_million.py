@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 from jobs.recover import recover
 from statehouse import kafka
-from statehouse.config import load
+from statehouse.config.file import load
 from statehouse.tables import metadata
 from tests.oracle import fold, windowed
 from tests.records import control, iso, payload, wait

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import pytest
 
-from statehouse.config import Config
+from statehouse.config.models import Config
 from tests.records import free_port
 from tests.test_api_fleet import SHARDS, Instances, answers, config, filled, fleet, get, raw
 from tests.test_api_lake import eventually

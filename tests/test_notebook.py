@@ -15,7 +15,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from demo.simulate import invoice, report
 from jobs.ingest import Ingest
 from jobs.merge import Merge
-from statehouse.config import load
+from statehouse.config.file import load
 from tests.records import SCHEMA, record
 from tests.test_api_server import serving
 

@@ -12,13 +12,13 @@ from pyspark.sql import functions as F
 
 from api.engine.change_feed import batches, feed
 from api.replica.replica import Replica
-from jobs import send
 from jobs.ingest import Ingest
 from jobs.maintain import Maintain
 from jobs.merge import Merge
 from jobs.run import merge_once
-from jobs.tasks import Tasks
-from statehouse.config import load
+from jobs.spark import kafka_sink
+from jobs.tasks.job import Tasks
+from statehouse.config.file import load
 from statehouse.tables import opened, select, table, tasks_table
 from tests.old_lake import BATCHES, MENDED, STORES, TIMES, as_records, micros, plain, report, right, rows_of, unpacked
 from tests.records import SCHEMA
@@ -141,7 +141,7 @@ def in_spark(spark, config, store):
     value = (
         F.expr("unix_micros(value)")
         if column == "at"
-        else send.json(["value"])
+        else kafka_sink.json(["value"])
         if column == "place"
         else F.col("value")
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from jobs.check import problems
 from jobs.ingest import Ingest
 from jobs.law import counterexample
 from jobs.merge import Merge
-from jobs.rules import problems, rule_of
+from jobs.spark.expressions import rule_of
 from statehouse.cli import main
 from statehouse.errors import ConfigError
 from tests.records import SCHEMA, record, rows

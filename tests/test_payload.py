@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statehouse.payload import DEEPEST, Decoder, Field, Refused, canonical, convert, read
+from statehouse.decoder import Decoder
+from statehouse.payload import DEEPEST, Field, Refused, canonical, convert, read
 from statehouse.types import parse_type
 from tests.payloads import Raw, Wrong, ddl, draw_payload, draw_schema, draw_type, draw_value, meaning, write
 from tests.support.depth import sized

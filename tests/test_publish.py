@@ -11,12 +11,12 @@ from urllib.parse import quote
 
 import pytest
 
+from jobs.check import problems
 from jobs.ingest import Ingest
 from jobs.merge import Merge
 from jobs.publish import Publisher
 from jobs.recover import recover
-from jobs.rules import problems
-from statehouse.config import load
+from statehouse.config.file import load
 from statehouse.errors import ConfigError
 from statehouse.tables import position
 from tests.lakes import drawn, merged
@@ -118,7 +118,7 @@ def test_after_a_crash_a_lost_position_or_a_lost_feed_the_topic_is_right(told, m
     told.more(6)
     told.merge("total")
     with monkeypatch.context() as patch:  # between the messages and the position
-        patch.setattr("jobs.position.Position.move", lambda *_: 1 / 0)
+        patch.setattr("jobs.spark.position.Position.move", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             told.round("total")
     told.more(7)
@@ -134,7 +134,7 @@ def test_after_a_crash_a_lost_position_or_a_lost_feed_the_topic_is_right(told, m
         raise RuntimeError("[DELTA_MISSING_CHANGE_DATA]")
 
     with monkeypatch.context() as patch:
-        patch.setattr("jobs.feed.changes", lost)
+        patch.setattr("jobs.spark.change_feed.changes", lost)
         assert told.round("total").count
     assert told.checked("total")
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from api import create_app
-from statehouse.config import load
+from statehouse.config.file import load
 from tests import test_api_lake
 from tests.test_api_lake import Reports, State, eventually, reset_of
 

@@ -13,16 +13,17 @@ import pytest
 
 from api.engine import duck
 from api.engine.changelog import attach
-from jobs import feed
-from jobs import lake as tables_of
 from jobs import recover as recovery
 from jobs.ingest import Ingest
 from jobs.merge import Merge
 from jobs.recover import recover
 from jobs.run import merge_once
-from statehouse.config import rule_file
+from jobs.spark import change_feed
+from jobs.spark import tables as tables_of
+from statehouse.config.file import rule_file
+from statehouse.decoder import Decoder
 from statehouse.errors import DefinitionChanged, FeedLost
-from statehouse.payload import Decoder, Field
+from statehouse.payload import Field
 from statehouse.status import store_status
 from statehouse.tables import generation, opened, position
 from statehouse.transpile import to_duckdb
@@ -325,7 +326,7 @@ def test_a_column_added_later_is_what_it_would_have_been_in_both_engines(spark, 
     )
     stream, head = config.streams["s"], opened(f"{config.root}/changelog/s").version()
     names = ", ".join(GAINED)
-    found = feed.events(spark, config, stream, None, head).orderBy("key").selectExpr(*GAINED).toArrow()
+    found = change_feed.events(spark, config, stream, None, head).orderBy("key").selectExpr(*GAINED).toArrow()
     assert found.cast(pa.schema([(f.name, f.kind.arrow) for f in fields])).to_pydict() == expected
     with duck.connect() as db:
         for _ in range(2):  # the second one finds the function there

@@ -15,7 +15,7 @@ from jobs.ingest import Ingest
 from jobs.merge import Merge
 from jobs.publish import Publisher
 from jobs.store_route import router
-from statehouse.config import load
+from statehouse.config.file import load
 from tests.conftest import SHARED
 from tests.records import SCHEMA, record, rows
 from tests.test_route import messages, topic_of

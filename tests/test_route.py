@@ -13,12 +13,12 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from jobs.attempts import Attempts
+from jobs.check import problems
 from jobs.ingest import Ingest
 from jobs.route import Router
-from jobs.rules import problems
 from jobs.run import send_on
 from statehouse import kafka
-from statehouse.config import Route
+from statehouse.config.models import Route
 from statehouse.errors import ConfigError
 from statehouse.failures import failing
 from tests.records import SCHEMA, control, iso, record, rows
@@ -166,8 +166,8 @@ def test_what_is_sent_again_after_a_crash_says_that_it_is(spark, broker, sold, m
     config, sell, sales = sold
     sell(30)
     with monkeypatch.context() as patch:
-        patch.setattr("jobs.position.Position.move", lambda *_: 1 / 0)
-        patch.setattr("jobs.position.Position.append", lambda *_: 1 / 0)
+        patch.setattr("jobs.spark.position.Position.move", lambda *_: 1 / 0)
+        patch.setattr("jobs.spark.position.Position.append", lambda *_: 1 / 0)
         for router in routers(spark, config):
             with pytest.raises(ZeroDivisionError):
                 router.round()
@@ -189,7 +189,7 @@ def test_a_route_goes_on_where_the_log_has_forgotten_what_came(spark, broker, so
     def lost(*_):
         raise RuntimeError("[DELTA_CHANGE_DATA_FILE_NOT_FOUND]")
 
-    monkeypatch.setattr("jobs.feed.changes", lost)
+    monkeypatch.setattr("jobs.spark.change_feed.changes", lost)
     for router in routers(spark, config):
         router.round()
     assert same(spark, config, broker.bootstrap, sales) == 0
@@ -228,7 +228,7 @@ def test_a_message_that_is_too_long_is_in_the_quarantine_once(spark, broker, sol
         spark.createDataFrame([record(topic, 0, 5, T0, None, body)], SCHEMA)
     )
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr("jobs.position.Position.move", lambda *_: 1 / 0)
+        patch.setattr("jobs.spark.position.Position.move", lambda *_: 1 / 0)
         Router(spark, config, config.routes["codes"]).round()
     Router(spark, config, config.routes["codes"]).round()
     found, _ = topic_of(broker.bootstrap, f"{topic}-codes")

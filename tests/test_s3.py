@@ -20,7 +20,7 @@ import pytest
 from deltalake import DeltaTable
 
 from statehouse import kafka
-from statehouse.config import load
+from statehouse.config.file import load
 from statehouse.tables import covered
 from tests import test_bookings, test_million
 from tests.records import free_port, wait

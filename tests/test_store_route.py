@@ -6,19 +6,21 @@ import json
 import os
 import random
 from collections import Counter
+from contextlib import suppress
 from itertools import pairwise
 
 import pytest
 
+from jobs.check import problems
 from jobs.ingest import Ingest
 from jobs.merge import Merge
-from jobs.position import Position
 from jobs.recover import recover
-from jobs.rules import problems
 from jobs.run import merge_once
-from jobs.steps import branches
+from jobs.spark.position import Position
+from jobs.spark.steps import branches
 from jobs.store_route import router
 from statehouse.errors import ConfigError
+from tests import payloads
 from tests.lakes import T0, drawn
 from tests.oracle import fold, standing, windowed
 from tests.records import EPOCH, SCHEMA, iso, record, rows
@@ -206,7 +208,7 @@ def routed(lake, broker, spark):
 
 @pytest.mark.slow
 def test_each_event_is_told_with_its_states_whatever_the_batches(routed, broker, monkeypatch):
-    monkeypatch.setattr("jobs.steps.PASS", random.choice([1, 10**6]))  # a deep tree, or a flat one
+    monkeypatch.setattr("jobs.spark.steps.PASS", random.choice([1, 10**6]))  # a deep tree, or a flat one
     assert problems(routed.spark, routed.config) == []
     # Of the second seed there are events again: at the same time, of the same agent, of the same value.
     for seed in sized((2, 3), (random.randrange(10**6), 2, 3)):
@@ -246,7 +248,7 @@ def test_after_a_crash_a_recovery_or_a_lost_log_each_event_is_there_once(routed,
     routed.send(*names)
     routed.ingest(random.randrange(10**6), 20)
     routed.merge()
-    monkeypatch.setattr("jobs.feed.changes", lost)  # the first time
+    monkeypatch.setattr("jobs.spark.change_feed.changes", lost)  # the first time
     routed.send(*names)
     routed.check([("total", "resend")])
     read = routed.config.streams["s"].topic
@@ -276,6 +278,61 @@ def test_where_no_event_is_the_stores_the_position_moves_on(lake, spark):
         merge_once(Merge(spark, found.config, found.config.stores["rare"]))
         assert found.send("rare")[0].head == last - 4
     assert rows(spark, f"{found.config.root}/routes/rare") == [{"key": "k", "has": 6}]
+
+
+VALUES = """
+streams:
+  s: {{topic: t, schema: "key STRING, ts TIMESTAMP, {columns}", time: ts}}
+stores:
+  last: {{stream: s, key: key, value: "struct({names})", reduce: latest}}
+routes:
+  told:
+    from: {{store: last}}
+    select:
+      - key AS of
+      - _offset AS at
+      - unix_micros(_event_time) AS time
+      - to_json(struct({names})) AS said
+      - to_json(before.value) AS had
+      - to_json(after.value) AS has
+    to: {{table: told}}
+"""
+
+
+def taken(dice, kind):
+    """A value that a column takes."""
+    while True:
+        with suppress(payloads.Wrong):
+            value = payloads.draw_value(dice, kind)
+            payloads.meaning(value, kind)
+            return value
+
+
+@pytest.mark.slow
+def test_values_of_every_type_are_told_as_they_are(lake, spark):
+    nested = [("ARRAY", "TIMESTAMP"), ("MAP", "DECIMAL(38, 10)"), ("STRUCT", (("Name", "DOUBLE"), ("b", "BINARY")))]
+    kinds = [*dict.fromkeys(payloads.SCALARS[:-2]), "DECIMAL(38, 0)", "DECIMAL(38, 38)", *nested]
+    schema = [(f"v{number}", kind) for number, kind in enumerate(kinds)]
+    columns = ", ".join(f"{name} {payloads.ddl(kind)}" for name, kind in schema)
+    found = Lake(spark, lake(VALUES.format(columns=columns, names=", ".join(name for name, _ in schema))))
+    assert problems(spark, found.config) == []
+    ingest, dice, count = Ingest(spark, found.config, found.config.streams["s"]), random.Random(), sized(300, 3000)
+    for batch in range(2):
+        records = []
+        for offset in range(batch * count, (batch + 1) * count):
+            key = f"k{dice.randrange(9)}"
+            payload = {"key": key, **{name: taken(dice, kind) for name, kind in [*schema, ("ts", "TIMESTAMP")]}}
+            records.append(record("t", 0, offset, T0, key, payloads.write(payload).encode()))
+        ingest.batch(spark.createDataFrame(records, SCHEMA))
+        merge_once(Merge(spark, found.config, found.config.stores["last"]))
+        found.send("told")
+    newest, last = {}, {}
+    made = sorted(rows(spark, f"{found.config.root}/routes/told"), key=lambda r: r["at"])
+    assert len(made) == 2 * count
+    for r in made:
+        newest[r["of"]] = max(newest.get(r["of"], ()), (r["time"], r["at"], r["said"]))
+        assert (r["had"], r["has"]) == (last.get(r["of"]), newest[r["of"]][2])
+        last[r["of"]] = r["has"]
 
 
 def lost(spark, path, start, head):

@@ -1,16 +1,19 @@
-"""The walls between the folders and between the rooms of ``api/``, and that nothing is undocumented."""
+"""The walls between the folders and between the rooms of ``api/`` and ``jobs/``, and that nothing is undocumented."""
 
 from __future__ import annotations
 
 import ast
+import sys
 from graphlib import TopologicalSorter
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from statehouse.cli import cli
-from statehouse.config import Api, Config, Jobs, Lookup, Publish, Route, Store, Stream, Target
+from statehouse.config.models import Api, Config, Jobs, Lookup, Publish, Route, Store, Stream, Target
 from statehouse.reducers import REDUCERS
+from tests.support.lean import installed_with
 
 TOP = Path(__file__).parents[1]
 COMMAND = [TOP / "statehouse/cli.py", *(TOP / "statehouse/commands").glob("*.py")]  # which knows both halves
@@ -19,7 +22,7 @@ WALLS = {
     "jobs": {"api", "demo", "flask", "duckdb"},
     "api": {"jobs", "demo", "pyspark", "delta"},
 }
-# The rooms of api/, and which others each one imports. api/errors.py is below them all.
+# The rooms of api/ and of jobs/, and which others each one imports. api/errors.py is below them all; the jobs are above their rooms.
 ROOMS = {
     "engine": set(),
     "replica": {"engine"},
@@ -30,6 +33,7 @@ ROOMS = {
     "console": {"engine", "replica", "reads", "http"},
     "server": {"engine", "http", "console"},
 }
+JOB_ROOMS = {"spark": set(), "tasks": {"spark"}}
 DEEPEST = 7
 ONLY = {  # the rooms that may know a package
     "flask": {"http", "console"},
@@ -62,9 +66,22 @@ def test_the_command_imports_either_half_only_when_asked_for():
         assert not {n.split(".")[0] for n in names} & {"jobs", "api", "demo", "pyspark", "duckdb", "rich"}, file
 
 
-def of_the_api():
-    """Each module of the API, and the modules that it imports, also late ones."""
-    files = {".".join(f.relative_to(TOP).with_suffix("").parts): f for f in (TOP / "api").glob("**/*.py")}
+INSTALLED_WITH = {"statehouse": (), "statehouse/formats": ("formats",), "jobs": ("jobs",), "api": ("api",)}
+ASKED_FOR = {"client", "formats"}  # of `statehouse`, with an extra of its own
+
+
+@pytest.mark.parametrize(("folder", "extras"), INSTALLED_WITH.items())
+def test_what_a_folder_imports_is_installed_with_it(folder, extras):
+    here = installed_with(*extras) | set(sys.stdlib_module_names) | {"statehouse", folder}
+    files = [f for f in (TOP / folder).glob("**/*.py") if f not in COMMAND]
+    files = [f for f in files if f.parent == TOP / folder or f.parent.name not in ASKED_FOR]
+    assert files
+    assert {f.name: lacking for f in files if (lacking := set(imports(f)) - here)} == {}
+
+
+def modules_of(folder):
+    """Each module of a folder, and the modules that it imports, also late ones."""
+    files = {".".join(f.relative_to(TOP).with_suffix("").parts): f for f in (TOP / folder).glob("**/*.py")}
     found = {}
     for name, file in files.items():
         found[name] = names = set()
@@ -77,10 +94,10 @@ def of_the_api():
     return found
 
 
-def room_of(module):
-    """The room of a module of the API; None: it is in none."""
+def room_of(module, folder="api"):
+    """The room of a module of a folder; None: it is in none."""
     parts = module.split(".")
-    return parts[1] if parts[0] == "api" and len(parts) > 2 else None
+    return parts[1] if parts[0] == folder and len(parts) > 2 else None
 
 
 def depth(graph, node, above=()):
@@ -91,7 +108,7 @@ def depth(graph, node, above=()):
 
 def test_a_room_of_the_api_imports_only_those_below_it():
     arrows = {room: set() for room in ROOMS}
-    for module, names in of_the_api().items():
+    for module, names in modules_of("api").items():
         if room := room_of(module):
             assert "api" not in names, module  # which puts all together
             arrows[room] |= {other for n in names if (other := room_of(n)) and other != room}
@@ -102,20 +119,43 @@ def test_a_room_of_the_api_imports_only_those_below_it():
     assert [room for room in ROOMS if f"| `{room}/` |" not in (TOP / "CONTRIBUTING.md").read_text()] == []
 
 
-def test_no_module_of_the_api_imports_itself_by_way_of_others():
-    found = of_the_api()
+def test_a_room_of_the_jobs_imports_only_those_below_it_and_no_job():
+    arrows = {room: set() for room in JOB_ROOMS}
+    for module, names in modules_of("jobs").items():
+        if room := room_of(module, "jobs"):
+            ours = {n for n in names if n.split(".")[0] == "jobs"}
+            assert {n for n in ours if not room_of(n, "jobs")} == set(), module
+            arrows[room] |= {other for n in ours if (other := room_of(n, "jobs")) != room}
+    assert arrows == JOB_ROOMS
+    assert [room for room in JOB_ROOMS if f"| `{room}/` |" not in (TOP / "CONTRIBUTING.md").read_text()] == []
+
+
+def test_no_module_beside_the_script_for_spark_submit_hides_a_package():
+    beside = {entry.stem for entry in (TOP / "jobs").iterdir()}  # a script's folder is the first that is looked into
+    assert beside & {*metadata.packages_distributions(), *sys.stdlib_module_names, *WALLS, "demo"} == set()
+
+
+@pytest.mark.parametrize("folder", ["api", "jobs", "statehouse"])
+def test_no_module_imports_itself_by_way_of_others(folder):
+    found = modules_of(folder)
     TopologicalSorter({module: {n for n in names if n in found} for module, names in found.items()}).prepare()
 
 
+def test_settings_are_imported_from_the_module_that_has_them():
+    door = "statehouse.config"  # which is for users
+    assert {m for folder in (*WALLS, "demo") for m, names in modules_of(folder).items() if door in names} == set()
+
+
 def test_a_package_is_known_in_its_rooms_alone():
-    for module, names in of_the_api().items():
+    for module, names in modules_of("api").items():
         crossed = {n.split(".")[0] for n in names} & {p for p, rooms in ONLY.items() if room_of(module) not in rooms}
         assert crossed <= ({"flask"} if module == "api.__init__" else set()), module  # there for the type alone
 
 
-def test_a_room_says_what_it_is_for_and_has_no_code_at_its_door():
-    doors = list((TOP / "api").glob("*/**/__init__.py"))
-    assert {door.parent.name for door in doors} == {*ROOMS, "openapi"}
+@pytest.mark.parametrize(("folder", "rooms"), [("api", {*ROOMS, "openapi"}), ("jobs", {*JOB_ROOMS})])
+def test_a_room_says_what_it_is_for_and_has_no_code_at_its_door(folder, rooms):
+    doors = list((TOP / folder).glob("*/**/__init__.py"))
+    assert {door.parent.name for door in doors} == rooms
     for door in doors:
         tree = ast.parse(door.read_text())
         assert ast.get_docstring(tree) and len(tree.body) == 1, door

@@ -12,11 +12,11 @@ from urllib.parse import quote
 
 import pytest
 
-from jobs.deliver import deliver
+from jobs.check import problems
 from jobs.ingest import Ingest
 from jobs.recover import recover
-from jobs.rules import problems
-from jobs.tasks import Tasks
+from jobs.tasks.deliver import deliver
+from jobs.tasks.job import Tasks
 from statehouse import kafka
 from statehouse.errors import ConfigError, TopicUnavailable
 from tests.lakes import T0, drawn, merged, right
@@ -110,7 +110,7 @@ def alarms(lake, broker, spark):
 
 
 def test_each_run_that_lasts_is_one_message_however_the_events_are_merged(alarms, monkeypatch):
-    monkeypatch.setattr("jobs.steps.PASS", random.choice([1, 10**6]))  # a deep tree, or a flat one
+    monkeypatch.setattr("jobs.spark.steps.PASS", random.choice([1, 10**6]))  # a deep tree, or a flat one
     alarms.tasks.round()
     for seed in sized((2, random.randrange(10**6)), (random.randrange(10**6), 2, 3)):
         alarms.more(seed)
@@ -216,18 +216,18 @@ def test_a_crash_at_any_step_loses_nothing_and_what_is_sent_again_has_the_same_i
 
     def crash_in(name, *after):
         with monkeypatch.context() as patch:
-            patch.setattr(f"jobs.tasks.{name}", lambda *_: 1 / 0)
+            patch.setattr(f"jobs.tasks.table.TaskTable.{name}", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 d.tasks.round()
         d.tasks = d.started()
 
     d.clock = T0 / 1e6 + 3 * 60
-    crash_in("Tasks._merge")
+    crash_in("merge")
     assert d.at(3) == 0 and set(d.table()) == {"down/a@0:0", "down/b@0:1"}
     d.say((4, "a", "up"), (4.1, "a", "down"))
-    crash_in("Tasks._merge")
+    crash_in("merge")
     d.clock = T0 / 1e6 + 20 * 60
-    crash_in("Tasks._commit")  # they were sent
+    crash_in("commit")  # they were sent
     d.tasks.round()
     assert [i for _, i, *_ in d.sent("down")] == ["down/b@0:1", "down/a@0:3"] * 2
     assert d.at(30) == 0
@@ -298,7 +298,7 @@ def test_what_was_asked_for_and_is_forgotten_is_not_sent_again_where_the_log_has
     d.tasks = d.started()
     assert d.at(later) == 0 and not d.table(), "it is forgotten"
     d.say(ask(later, "y"))
-    monkeypatch.setattr("jobs.feed.changes", lost)
+    monkeypatch.setattr("jobs.spark.change_feed.changes", lost)
     assert d.at(later + 1) == 1 and [key for _, _, key, _ in d.sent("asked")] == ["x", "y"]
 
 
@@ -371,7 +371,8 @@ def test_a_lost_feed_or_a_recovered_state_keeps_what_waits_and_is_still_so(devic
     d.say((2, "b", "up"))
     with monkeypatch.context() as patch:
         patch.setattr(
-            "jobs.steps.Steps.between", lambda *_: (_ for _ in ()).throw(RuntimeError("DELTA_MISSING_CHANGE_DATA"))
+            "jobs.spark.steps.Steps.between",
+            lambda *_: (_ for _ in ()).throw(RuntimeError("DELTA_MISSING_CHANGE_DATA")),
         )
         assert d.at(3) == 0
     recover(spark, d.config, d.config.stores["status"], swap=True)
@@ -407,7 +408,7 @@ def test_a_message_that_cannot_be_computed_is_null_and_keeps_no_other(devices):
 def test_what_its_topic_refuses_is_a_failed_task_and_what_a_topic_cannot_take_now_waits_and_neither_keeps_another(
     devices, monkeypatch
 ):
-    monkeypatch.setattr("jobs.deliver.PATIENCE", 2.0)
+    monkeypatch.setattr("jobs.tasks.deliver.PATIENCE", 2.0)
     daily = "daily: {{store: status, at: '30 6 * * *', send: {{topic: {topic}-compact, key: \"if(key = 'a', NULL, key)\"}}}}"
     d = devices(f"{{{{topics: ['*'], {daily}}}}}")
     compact, taken, stuck, clash = (f"{d.topic}-{name}" for name in ("compact", "asked", "stuck", "cla.sh"))
@@ -420,7 +421,7 @@ def test_what_its_topic_refuses_is_a_failed_task_and_what_a_topic_cannot_take_no
         there.append(deliver({"bootstrap.servers": AWAY}, [m for m in messages if m.topic == stuck], size))
         return [there[m.topic == stuck].pop(0) for m in messages]
 
-    monkeypatch.setattr("jobs.tasks.deliver", partly)
+    monkeypatch.setattr("jobs.tasks.sending.deliver", partly)
 
     def ask(topic, key=None):
         send = {"topic": topic, "value": "v", **({"key": key} if key else {})}
@@ -439,14 +440,14 @@ def test_what_its_topic_refuses_is_a_failed_task_and_what_a_topic_cannot_take_no
     rows = [d.table()[f"{d.topic}:0:{offset}"] for offset in range(6)]
     assert [row["status"] for row in rows] == ["failed", "sent", "failed", "waiting", "sent", "sent"]
     assert "cla.sh" in rows[2]["reason"] and compact in rows[0]["reason"]
-    rest = d.tasks.rests["topic", stuck]
+    rest = d.tasks.sending.rests["topic", stuck]
     assert rest.failures == 1
-    d.tasks.rests["topic", stuck] = rest._replace(until=float("inf"))  # it is of two seconds
+    d.tasks.sending.rests["topic", stuck] = rest._replace(until=float("inf"))  # it is of two seconds
 
     day = (dt.datetime(2023, 11, 15, 6, 30, tzinfo=dt.timezone.utc).timestamp() - T0 / 1e6) / 60
     assert d.at(day + 1) == 1 and [key for _, _, key, _ in d.sent("compact")][1:] == ["b"], "a's has no key"
     assert "1 messages were refused" in d.table()["daily"]["reason"]
-    monkeypatch.setattr("jobs.tasks.FEW", 0)  # Spark sends all at once, and fails: some may be sent again
+    monkeypatch.setattr("jobs.tasks.sending.FEW", 0)  # Spark sends all at once, and fails: some may be sent again
     assert d.at(day + 24 * 60 + 1) == 1 and {key for _, _, key, _ in d.sent("compact")} == {"k", "b"}
     assert d.table()["daily"]["sent"] == 2
 

@@ -14,14 +14,15 @@ import pytest
 from api.engine.types import conforming
 from api.replica.replica import Replica
 from api.writes.events import set_to
-from jobs import send
+from jobs.check import problems
 from jobs.ingest import Ingest
-from jobs.lake import differing, outdated
 from jobs.load import load
-from jobs.lookup import table_of
 from jobs.merge import Merge
 from jobs.recover import recover, texts
-from jobs.rules import problems, rule_of
+from jobs.spark import kafka_sink
+from jobs.spark.expressions import rule_of
+from jobs.spark.lookup import table_of
+from jobs.spark.tables import differing, outdated
 from statehouse.errors import ConfigError
 from statehouse.fold import Rule
 from tests.records import EPOCH, SCHEMA, control, record
@@ -118,7 +119,9 @@ def test_values_are_what_was_sent_in_both_engines(spark, lake):
         }
     assert before["last"] == STRUCT and before["attrs"] == SENT["attrs"] and before["raw"] == "aGk="
     messages = (
-        spark.read.format("delta").load(states["most"].state).select(send.json(["key", "value", "reports"]).alias("m"))
+        spark.read.format("delta")
+        .load(states["most"].state)
+        .select(kafka_sink.json(["key", "value", "reports"]).alias("m"))
     )
     told = {(m := json.loads(row.m))["key"]: m for row in messages.collect()}
     times = {"order": [{"Zz": "9999-12-31T23:59:59.999999Z"}]}

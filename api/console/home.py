@@ -15,7 +15,7 @@ from api.http import changes
 from api.http.openapi.contract import Answer, declared
 from api.reads.changes import Held
 from api.replica.replica import Replica
-from statehouse.config import Config, Store
+from statehouse.config.models import Config, Store
 
 NEXT_TASKS = 5
 EVENTS = "text/event-stream"

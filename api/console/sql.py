@@ -11,7 +11,7 @@ from api.console import charts
 from api.console.format import plain
 from api.console.screens import ask, asked, screen
 from api.errors import Problem
-from statehouse.config import Config
+from statehouse.config.models import Config
 from statehouse.transpile import to_duckdb
 
 ROWS = 500

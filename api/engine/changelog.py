@@ -13,10 +13,11 @@ import pyarrow.compute as pc
 
 from api.engine.delta import Which, parts
 from api.engine.duck import quoted
-from statehouse.config import Config, Stream
+from statehouse.config.models import Config, Stream
+from statehouse.decoder import in_payloads
 from statehouse.fold import gained, gained_columns
-from statehouse.fold import quoted as spark_quoted
-from statehouse.payload import Field, in_payloads
+from statehouse.payload import Field
+from statehouse.spark_sql import quoted as spark_quoted
 from statehouse.tables import table
 from statehouse.transpile import duckdb_type
 

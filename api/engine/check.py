@@ -19,7 +19,7 @@ from api.engine.duck import quoted
 from api.engine.fold import Fold
 from statehouse.alike import difference, store_expressions, stream_expressions
 from statehouse.alike_reducers import own_parts
-from statehouse.config import Config, Own, Stream
+from statehouse.config.models import Config, Own, Stream
 from statehouse.fold import Rule
 from statehouse.kinds import Differs
 from statehouse.tables import changelog_columns

@@ -15,9 +15,9 @@ import pyarrow as pa
 from api.engine.duck import ROWS, quoted
 from statehouse.alike import check_store, given
 from statehouse.alike_reducers import own_given
-from statehouse.config import Own, Stream
+from statehouse.config.models import Own, Stream
 from statehouse.fold import Rule
-from statehouse.fold import quoted as spark_quoted
+from statehouse.spark_sql import quoted as spark_quoted
 from statehouse.tables import changelog_columns
 from statehouse.transpile import duckdb_type, to_duckdb
 

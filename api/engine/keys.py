@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote_to_bytes
 
 from api.engine.types import canonical
 from api.errors import Problem, refused
-from statehouse.config import Store
+from statehouse.config.models import Store
 from statehouse.fold import Rule
 
 # A part in a cursor, see `cursor`: no half of a surrogate pair is among the codes.

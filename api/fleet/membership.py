@@ -27,7 +27,7 @@ from urllib3.util import Retry, Timeout
 
 from api.engine.shards import Shards
 from api.fleet import connections
-from statehouse.config import Api
+from statehouse.config.models import Api
 
 ASK_SECONDS, ANSWER_SECONDS = 0.5, 1.0  # between two questions, and for the answer to one
 LOST_SECONDS = 1.5  # for which an instance may not answer before others take its place

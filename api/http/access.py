@@ -12,7 +12,7 @@ from flask import Flask, g, request
 from api.errors import Problem
 from api.http.rate import Rate
 from api.http.tokens import Holder, Tokens
-from statehouse.config import Api
+from statehouse.config.models import Api
 
 OPEN = ("health", "processors", "console")  # the blueprints that anyone may ask
 COOKIE = "statehouse"  # has the token of who signed in to the console

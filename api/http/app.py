@@ -32,7 +32,7 @@ from api.reads.tables import Logs
 from api.replica.replica import Replica
 from api.writes.idempotency import Idempotency
 from api.writes.producer import Producer
-from statehouse.config import Config
+from statehouse.config.models import Config
 
 LOOKS = 16  # into Kafka at once, for a task that is not known
 WAITS = 64  # as many writes a second as are seen within a second or two

@@ -18,7 +18,7 @@ from api.fleet.membership import Fleet
 from api.reads.lake import Lake
 from api.replica.replica import Replica
 from api.replica.snapshot import Snapshot
-from statehouse.config import Config, Store
+from statehouse.config.models import Config, Store
 from statehouse.fold import Rule
 
 # An extension of ASGI: "now" says, to any thread, whether the caller is gone, and is in WSGI's environment too; "ready" is to be

@@ -20,7 +20,7 @@ from api.http.openapi import answers, schemas
 from api.http.openapi.contract import Answer, Parameter, declared
 from api.http.stores import FRESH, UNREAD, VERSION, freshness, get_key, provisional
 from api.replica.snapshot import Snapshot
-from statehouse.config import Store
+from statehouse.config.models import Store
 from statehouse.tables import opened, table
 
 DEFAULT_LIMIT = 100

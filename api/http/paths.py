@@ -15,7 +15,7 @@ from urllib.parse import unquote_to_bytes
 
 from api.engine.keys import kinds, typed, utf8
 from api.errors import Problem
-from statehouse.config import Store
+from statehouse.config.models import Store
 from statehouse.fold import Rule
 
 SEGMENTS = 4  # of /stores/{store}/keys/{key}, up to the key

@@ -16,7 +16,7 @@ from api.http.openapi import answers, schemas
 from api.http.openapi.contract import Answer, Body, Parameter, Place, declared
 from api.http.openapi.schemas import Schema
 from api.http.writes import a_look, writes
-from statehouse.config import Stream
+from statehouse.config.models import Stream
 from statehouse.requeue import MOST, requeue
 from statehouse.requeue import Place as Refused
 

@@ -21,7 +21,7 @@ from api.http.openapi.contract import Answer, Body, Parameter, Place, declared, 
 from api.http.openapi.schemas import Schema
 from api.reads.sql import SqlProcess, tables
 from api.reads.sql_process import Failure, Result, Statement, shown
-from statehouse.config import Config
+from statehouse.config.models import Config
 from statehouse.tables import opened
 
 DEFAULT_LIMIT = 1000

@@ -47,7 +47,7 @@ from api.reads import scans
 from api.reads.lake import Past
 from api.reads.read_your_writes import After
 from api.replica.snapshot import Row, Snapshot
-from statehouse.config import Api, Store
+from statehouse.config.models import Api, Store
 from statehouse.tables import opened, table
 
 DEFAULT_LIMIT = 1000

@@ -26,7 +26,7 @@ from api.http.writes import IDEMPOTENCY, UNSENT, a_look, key_of, set_of, writes,
 from api.writes import bulk, events
 from api.writes.producer import Record, Token
 from statehouse import kafka, topics
-from statehouse.config import Config, Store
+from statehouse.config.models import Config, Store
 from statehouse.fold import Rule
 from statehouse.headers import OP_HEADER, STORE_HEADER
 from statehouse.values import milliseconds

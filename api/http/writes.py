@@ -25,7 +25,7 @@ from api.http.openapi.schemas import Schema
 from api.writes import bulk, events
 from api.writes.idempotency import HEADER
 from api.writes.producer import Record, Token
-from statehouse.config import Store
+from statehouse.config.models import Store
 
 writes = Blueprint("writes", __name__)
 LARGEST_KEY = 255  # characters of an Idempotency-Key

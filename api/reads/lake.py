@@ -34,11 +34,11 @@ from api.engine.prepared import Bag
 from api.errors import Problem
 from api.replica.pending import after
 from api.replica.snapshot import Row, Snapshot, casts, load, of_table
-from statehouse.config import Config, Store
+from statehouse.config.models import Config, Store
 from statehouse.fold import Rule
-from statehouse.fold import quoted as spark_quoted
 from statehouse.kinds import Differs
 from statehouse.requeue import KIND
+from statehouse.spark_sql import quoted as spark_quoted
 from statehouse.tables import LOADED, TASK_COLUMNS, changelog_columns, offsets_at, opened, table, tasks_table
 from statehouse.transpile import to_duckdb
 from statehouse.values import parse_expression

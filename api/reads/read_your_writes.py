@@ -10,7 +10,7 @@ from api.engine.deadline import LOOK
 from api.errors import Problem
 from api.replica.replica import Replica
 from api.replica.snapshot import Snapshot
-from statehouse.config import Store
+from statehouse.config.models import Store
 
 
 class After:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from api.engine.deadline import LOOK, Deadline, Turns
 from api.errors import Problem
 from api.reads.sql_process import NO_MEMORY, Failure, Result, Statement, receive, send
-from statehouse.config import Config
+from statehouse.config.models import Config
 from statehouse.tables import table, tasks_table
 
 IDLE_SECONDS = 300.0

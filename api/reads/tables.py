@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 
 from api.errors import Problem
 from api.reads.sql import tables as tables_of
-from statehouse.config import Config
+from statehouse.config.models import Config
 from statehouse.tables import byte_count, opened, row_count
 
 FRESH_SECONDS = 1.0  # for which what was read of a log is new enough

@@ -1,7 +1,7 @@
 """Kafka's records as rows of the changelog, before the changelog has them.
 
 What a record is, is said once for both halves, by :mod:`statehouse.records`; lookups, and the event time, are SQL, here DuckDB's as in
-:mod:`jobs.parse` Spark's. What is made here is forgotten as soon as the changelog has, or has refused, the same coordinates.
+:mod:`jobs.spark.parse` Spark's. What is made here is forgotten as soon as the changelog has, or has refused, the same coordinates.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from api.engine.fold import GUARD
 from api.engine.prepared import Bag, Prepared
 from api.replica.lookup import Lookups
 from statehouse.alike import check_stream, nulled
-from statehouse.config import Store, Stream
-from statehouse.fold import Rule, in_years
+from statehouse.config.models import Store, Stream
+from statehouse.fold import Rule
 from statehouse.formats.format import Schemas
 from statehouse.formats.registry import registry_of, wanted_by
 from statehouse.formats.wire import ID_HEADER
 from statehouse.headers import OP_HEADER, REPORT, STORE_HEADER
 from statehouse.kafka import usable_time
 from statehouse.records import SAID, decoder_for
+from statehouse.spark_sql import in_years
 from statehouse.transpile import to_duckdb
 
 TIME = pa.timestamp("ms", "UTC")

@@ -23,7 +23,7 @@ from api.engine.exact_json import dumps
 from api.engine.pool import Pool
 from api.engine.where import Where
 from api.replica.snapshot import BYTES, Inside, Row, Snapshot, casts, epoch_of, within
-from statehouse.config import Config, Store
+from statehouse.config.models import Config, Store
 from statehouse.errors import StatehouseError
 from statehouse.tables import folded, generation, rows_and_bytes, stored_rule, table
 

@@ -23,7 +23,7 @@ from deltalake import DeltaTable
 
 from api.engine.shards import Shards
 from api.replica.snapshot import Snapshot, epoch_of, load, of_table
-from statehouse.config import Config, Store
+from statehouse.config.models import Config, Store
 from statehouse.fold import Rule
 from statehouse.tables import definition_of, generation, stored_rule, table
 

@@ -42,7 +42,7 @@ from api.replica.pending import PLACE, Ahead, Offsets, after, keyed
 from api.replica.snapshot import Pending, Snapshot
 from api.replica.tail import Made, Tail
 from api.replica.topic import Lookout
-from statehouse.config import Config, Stream
+from statehouse.config.models import Config, Stream
 from statehouse.errors import KafkaUnavailable, TopicRecreated
 from statehouse.fold import Rule
 from statehouse.formats.wire import ID_HEADER, ids_of

@@ -1,4 +1,4 @@
-"""The tables that a stream's events are joined with, for events that the changelog does not have yet: see :mod:`jobs.lookup`."""
+"""The tables that a stream's events are joined with, for events that the changelog does not have yet: see :mod:`jobs.spark.lookup`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from api.engine.duck import literal, quoted
 from api.engine.fold import GUARD
 from api.engine.prepared import Bag
 from statehouse.alike import nulled
-from statehouse.config import Lookup, Stream
-from statehouse.fold import quoted as spark_quoted
-from statehouse.fold import text_as, within_years
+from statehouse.config.models import Lookup, Stream
+from statehouse.spark_sql import quoted as spark_quoted
+from statehouse.spark_sql import text_as, within_years
 from statehouse.tables import opened
 from statehouse.transpile import duckdb_type, to_duckdb
 

@@ -16,7 +16,7 @@ from api.engine.fold import GUARD, Fold
 from api.engine.prepared import Bag, Prepared, cursor
 from api.replica.overlay import NUMBER, Rows
 from api.replica.snapshot import casts
-from statehouse.config import Stream
+from statehouse.config.models import Stream
 from statehouse.fold import Rule
 from statehouse.tables import changelog_columns
 from statehouse.transpile import to_duckdb

@@ -40,7 +40,7 @@ from api.replica.live import FOLLOWING, Live
 from api.replica.pending import Offsets
 from api.replica.snapshot import Snapshot, epoch_of, load
 from api.replica.tail import Made, Tail
-from statehouse.config import Config, Store
+from statehouse.config.models import Config, Store
 from statehouse.failures import failing, failures_table
 from statehouse.places import remote
 from statehouse.tables import (

@@ -33,12 +33,13 @@ from api.engine.exact_json import dumps
 from api.engine.shards import Shards
 from api.engine.where import Where
 from api.replica.overlay import ABSENT, UNCHANGED, Overlay, Rows, Spot, Truth
-from statehouse.config import Config, Store
+from statehouse.config.models import Config, Store
 from statehouse.errors import StatehouseError
-from statehouse.fold import TIMES, Rule, within_years
-from statehouse.fold import quoted as spark_quoted
+from statehouse.fold import Rule
 from statehouse.partitioner import text_of
 from statehouse.reducers import ORDER
+from statehouse.spark_sql import TIMES, within_years
+from statehouse.spark_sql import quoted as spark_quoted
 from statehouse.tables import folded, generation, stored_rule, table
 from statehouse.transpile import to_duckdb
 

@@ -24,8 +24,8 @@ from api.engine.fold import GUARD, Fold, spoken
 from api.replica.overlay import Rows, Spot
 from api.replica.pending import Ahead, changed
 from api.replica.snapshot import Snapshot, casts
-from statehouse.config import Config
-from statehouse.fold import quoted as spark_quoted
+from statehouse.config.models import Config
+from statehouse.spark_sql import quoted as spark_quoted
 from statehouse.tables import changelog_columns, generation, opened, table
 from statehouse.transpile import to_duckdb
 

@@ -24,7 +24,7 @@ from api.engine import duck
 from api.engine.memory import ALLOCATORS
 from api.http import tokens
 from api.server.worker import STOP_SECONDS, bound, work
-from statehouse.config import Config
+from statehouse.config.models import Config
 from statehouse.errors import ConfigError, StatehouseError
 
 AGAIN_SECONDS = 1.0  # between two beginnings of a worker

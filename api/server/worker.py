@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from api.engine.memory import begun
 from statehouse import logs
-from statehouse.config import Api, Config
+from statehouse.config.models import Api, Config
 
 if TYPE_CHECKING:
     import uvicorn

@@ -10,7 +10,7 @@ from api.engine.types import whole
 from api.errors import Problem, refused
 from api.writes import events
 from api.writes.producer import Record
-from statehouse.config import Store
+from statehouse.config.models import Store
 from statehouse.fold import Rule
 
 MIMETYPE = "application/x-ndjson"

@@ -13,7 +13,7 @@ from api.engine.exact_json import dumps
 from api.engine.types import conforming
 from api.errors import refused
 from api.writes.producer import Record
-from statehouse.config import Store
+from statehouse.config.models import Store
 from statehouse.fold import Rule
 from statehouse.headers import OP_HEADER, STORE_HEADER
 

@@ -13,7 +13,7 @@ from statehouse.commands.spark import start_spark
 from statehouse.errors import ConfigError
 
 if TYPE_CHECKING:
-    from statehouse.config import Config
+    from statehouse.config.models import Config
     from statehouse.yaml_file import YamlFile
 
 # Where a text of SQL was meant, and YAML has made a column's name of it.
@@ -31,7 +31,7 @@ SECTIONS = ("streams", "lookups", "stores", "routes", "tasks")
 @json_option
 def check(file: str | None, as_json: bool) -> int:
     """Validate the file, against Spark SQL and DuckDB both; exit 2 when it is wrong."""
-    from statehouse import config as configuration
+    from statehouse.config import file as configuration
     from statehouse.yaml_file import read_yaml
 
     path = configuration.chosen(file)
@@ -62,8 +62,9 @@ def _ask(path: Path, config: Config, document: YamlFile) -> tuple[list[Problem],
     """What Spark refuses; and where it refuses nothing, what DuckDB cannot compute."""
     spark = start_spark(config, "check")
     from api.engine.check import check as duckdb_check
+    from jobs.check import problems
     from jobs.law import counterexample
-    from jobs.rules import problems, rule_of
+    from jobs.spark.expressions import rule_of
 
     with working("asking Spark"):
         wrong = problems(spark, config)

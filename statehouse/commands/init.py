@@ -105,7 +105,7 @@ def _read(sample: Sample | None) -> str:
 
 def _next_steps(path: Path, source: str | None, key: str | None) -> list[tuple[str, str]]:
     """The commands to run now, and what each does."""
-    from statehouse.config import load
+    from statehouse.config.file import load
 
     config = load(path, {})
     stream, store = next(iter(config.streams)), next(iter(config.stores))

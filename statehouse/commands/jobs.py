@@ -15,7 +15,7 @@ ONCE = "What is there now, then exit 0 (1: something failed)."
 
 
 def _run(file: str | None, once: bool, parts: tuple[str, ...] | None = None) -> None:
-    from statehouse import config as configuration
+    from statehouse.config import file as configuration
 
     config = configuration.load(file)
     from jobs.idle import Idle

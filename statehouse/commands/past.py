@@ -25,13 +25,13 @@ SECTION = "The past"
 @click.argument("file_names", metavar="FILE...", nargs=-1, required=True)
 def load(stream: str, file_names: tuple[str, ...], file: str | None, as_json: bool) -> None:
     """History from JSON lines, CSV or Parquet files into a stream's changelog, once a file."""
-    from statehouse import config as configuration
+    from statehouse.config import file as configuration
 
     config = configuration.load(file)
     of = stream_named(config, stream)
     spark = start_spark(config, "load")
     from jobs import load as loading
-    from jobs.session import lock
+    from jobs.spark.session import lock
 
     files = []
     with lock(spark, config, "load"), working(f"loading into {stream}", len(file_names), "files", spark) as work:
@@ -59,13 +59,13 @@ def load(stream: str, file_names: tuple[str, ...], file: str | None, as_json: bo
 @click.option("--swap", is_flag=True, help="Make the new state the live one, in one commit.")
 def recover(store: str, rule: str | None, swap: bool, file: str | None, as_json: bool) -> None:
     """Fold a store's state anew from the whole changelog; under a changed rule: show what changes."""
-    from statehouse import config as configuration
+    from statehouse.config import file as configuration
 
     config = configuration.load(file)
     of = configuration.rule_file(rule, config, store) if rule else store_named(config, store)
     spark = start_spark(config, "recover")
     from jobs import recover as recovering
-    from jobs.session import lock
+    from jobs.spark.session import lock
 
     with lock(spark, config, "recover"):
         writes = swap or recovering.will_swap(spark, config, of)
@@ -101,14 +101,14 @@ def erase(store: str, keys: tuple[str, ...], file: str | None, as_json: bool) ->
 
     A KEY is written as in Kafka; a composite key's parts are percent-encoded, with / between them.
     """
-    from statehouse import config as configuration
+    from statehouse.config import file as configuration
 
     config = configuration.load(file)
     of = store_named(config, store)
     spark = start_spark(config, "erase")
     from jobs import erase as erasing
     from jobs.run import PARTS
-    from jobs.session import lock
+    from jobs.spark.session import lock
 
     with ExitStack() as locks:
         for part in (*PARTS, "load", "recover"):
@@ -135,8 +135,8 @@ def erase(store: str, keys: tuple[str, ...], file: str | None, as_json: bool) ->
 @click.option("--reason", help="Those of a reason only, as the quarantine has it.")
 def requeue(stream: str, reason: str | None, file: str | None, as_json: bool) -> None:
     """Send refused records of a stream to its topic again, once each."""
-    from statehouse import config as configuration
     from statehouse import requeue as requeueing
+    from statehouse.config import file as configuration
 
     config = configuration.load(file)
     of = stream_named(config, stream)

@@ -23,7 +23,7 @@ from statehouse.commands.base import command, config_option
 def serve(file: str | None, host: str, port: int, workers: int) -> int:
     """The API, and the console for people at the same address."""
     from api.server import supervisor
-    from statehouse import config as configuration
+    from statehouse.config import file as configuration
 
     return supervisor.serve(configuration.load(file), host, port, workers)
 

@@ -12,7 +12,7 @@ from statehouse.places import remote
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from statehouse.config import Config, Store, Stream
+    from statehouse.config.models import Config, Store, Stream
 
 
 def spark_log(config: Config) -> Path:
@@ -23,7 +23,7 @@ def spark_log(config: Config) -> Path:
 
 def start_spark(config: Config, command: str) -> SparkSession:
     """The session of a command."""
-    from jobs.session import session
+    from jobs.spark.session import session
 
     with working("starting Spark"):
         return session(f"statehouse {command}", spark_log(config), config.root)

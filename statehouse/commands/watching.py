@@ -21,8 +21,8 @@ COLOURS = {"ok": "green", "warn": "yellow", "bad": "red", "skip": "cyan"}
 @json_option
 def status(file: str | None, as_json: bool) -> None:
     """Positions, lags, quarantine counts, table sizes."""
-    from statehouse import config as configuration
     from statehouse import status as of
+    from statehouse.config import file as configuration
 
     config = configuration.load(file)
     streams = [of.stream_status(config, n) for n in config.streams]

@@ -20,7 +20,7 @@ from statehouse.payload import Refused
 from statehouse.types import Type, check_name
 
 if TYPE_CHECKING:
-    from statehouse.config import Stream
+    from statehouse.config.models import Stream
 
 PROPERTY = (
     "statehouse.schemas"  # of a changelog: its payloads' columns where they are derived, and the schemas that are known

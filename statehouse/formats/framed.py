@@ -8,15 +8,16 @@ from typing import Any
 
 import pyarrow as pa
 
+from statehouse.decoder import columns_of, refuse_missing
 from statehouse.formats.format import IN_FILE, KINDS, UNKNOWN, Format, Schema
 from statehouse.formats.wire import Frame, frame_of
-from statehouse.payload import Field, Refused, columns_of, refuse_missing
+from statehouse.payload import Field, Refused
 
 Reader = Callable[[bytes, Frame], list[Any]]  # a payload's values; raises Refused
 
 
 class FramedDecoder:
-    """Of payloads that each have a schema; see :class:`statehouse.formats.format.PayloadDecoder`."""
+    """Of payloads that each have a schema; see :class:`statehouse.formats.decoders.PayloadDecoder`."""
 
     def __init__(self, fields: Sequence[Field], format: Format) -> None:
         self.fields, self._format, self._schemas = tuple(fields), format, dict(format.schemas)

@@ -13,11 +13,12 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
+from statehouse.decoder import decoder_of
 from statehouse.formats import values
 from statehouse.formats.format import Schema
 from statehouse.formats.framed import FramedDecoder
 from statehouse.formats.values import scalar
-from statehouse.payload import Refused, decoder_of
+from statehouse.payload import Refused
 from statehouse.types import Type
 
 DEEPEST = 50  # levels of a type
@@ -26,7 +27,7 @@ TEXTS = {"date-time": "TIMESTAMP", "date": "DATE"}
 
 
 class JsonSchemaDecoder(FramedDecoder):
-    """See :class:`statehouse.formats.format.PayloadDecoder`."""
+    """See :class:`statehouse.formats.decoders.PayloadDecoder`."""
 
     def decode(
         self, payloads: Sequence[bytes | None], ids: Sequence[bytes | None]

@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from statehouse.decoder import columns_of, refuse_missing
 from statehouse.formats.format import BYTES, CSV, Format
-from statehouse.payload import Field, Refused, columns_of, convert, read, refuse_missing
+from statehouse.payload import Field, Refused, convert, read
 from statehouse.types import INTEGERS, Type
 
 csv.field_size_limit(sys.maxsize)  # Python's own is 128 KiB: how long a record may be, Kafka says
@@ -23,7 +24,7 @@ _LONGEST = 40  # digits of a whole number that may be of a type
 
 
 class PlainDecoder:
-    """Of payloads without a schema; see :class:`statehouse.formats.format.PayloadDecoder`."""
+    """Of payloads without a schema; see :class:`statehouse.formats.decoders.PayloadDecoder`."""
 
     def __init__(self, fields: Sequence[Field], format: Format) -> None:
         self.fields, self._format = tuple(fields), format

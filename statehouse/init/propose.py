@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sqlglot import exp
 
-from statehouse.config import from_document
+from statehouse.config.file import from_document
 from statehouse.errors import ConfigError
 from statehouse.init.names import KIND_WORDS, STATE_WORDS
 from statehouse.init.roles import Candidate, Leaf, Rule, agents, few, keys, leaves_of, names, rules, times

@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 
+from statehouse.decoder import Decoder, decoder_of
 from statehouse.init.names import COUNT_WORDS, ID_WORDS, LATER_WORDS, MONEY_WORDS, words
 from statehouse.init.sample import Record
-from statehouse.payload import Decoder, Field, Refused, convert, decoder_of
+from statehouse.payload import Field, Refused, convert
 from statehouse.types import check_name, parse_type
 from statehouse.values import parse_expression, parse_schema
 

@@ -28,7 +28,7 @@ import requests
 from confluent_kafka import Producer
 from deltalake import DeltaTable
 
-from statehouse.config import load
+from statehouse.config.file import load
 from statehouse.failures import failing
 from statehouse.tables import select
 from tests.oracle import fold

@@ -6,8 +6,8 @@ import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from jobs.classes import archive_for
-from jobs.session import defaults
+from jobs.spark.class_archive import archive_for
+from jobs.spark.session import defaults
 from statehouse.places import cache_folder
 
 

@@ -22,7 +22,7 @@ from flask import current_app, request
 
 from api.errors import Problem
 from api.http.openapi.schemas import Schema
-from statehouse.config import Config, Store
+from statehouse.config.models import Config, Store
 from statehouse.fold import Rule
 
 View = TypeVar("View", bound=Callable[..., Any])

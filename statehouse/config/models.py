@@ -1,16 +1,14 @@
-"""``statehouse.yaml``: what a user writes, read and validated; errors name the line.
+"""The shape of ``statehouse.yaml``: a model a section, and what of it is consistent with itself.
 
 Nothing here evaluates an expression: that is done by the engines that will run it
-(:mod:`jobs.check` for Spark, :mod:`api.engine.check` for DuckDB).
+(:mod:`jobs.check` for Spark, :mod:`api.engine.check` for DuckDB). It is one module, long as it is, since it reads as the file's own
+reference: sections have sections in them, and the last one has them all.
 """
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator, Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -22,17 +20,14 @@ from pydantic import (
     Field,
     PrivateAttr,
     Tag,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 from sqlglot import exp
 
-from statehouse.errors import ConfigError, StatehouseError
 from statehouse.formats import format as formats
 from statehouse.formats.format import Schema as PayloadSchema
-from statehouse.places import prepare, remote
 from statehouse.reducers import REDUCERS, Reducer, own, parse_reduce
 from statehouse.values import (
     GENERATORS,
@@ -60,9 +55,7 @@ from statehouse.values import (
     parse_window,
     unaliased,
 )
-from statehouse.yaml_file import YamlFile, parse_yaml, read_yaml
 
-DEFAULT_FILE = "statehouse.yaml"
 TASK_TOPICS = "tasks.topics"  # the alias, which is also its place in the file
 ISOLATION, ISOLATION_LEVELS = "isolation.level", ("read_committed", "read_uncommitted")
 
@@ -538,7 +531,7 @@ class Config(_Model):
 
     @model_validator(mode="after")
     def _joined(self) -> Config:
-        return _attached(self)
+        return attached(self)
 
     @field_validator("kafka")
     @classmethod
@@ -559,7 +552,8 @@ class Config(_Model):
 
     @field_validator("root")
     @classmethod
-    def _readable(cls, root: str) -> str:
+    def readable(cls, root: str) -> str:
+        """The root, which both engines can read; else ValueError."""
         # Each of these is read as part of a URL or a pattern by one of the engines: a wrong folder, or none, in silence.
         if found := re.findall(r"[#%?\[\]*{}]", root):
             raise ValueError(f"found {found[0]!r} in {root!r}, expected a path without # % ? * [ ] {{ }}")
@@ -584,208 +578,10 @@ class Config(_Model):
         return [s for s in self.stores.values() if s.stream == stream]
 
 
-def _attached(config: Config) -> Config:
+def attached(config: Config) -> Config:
     """The same, whose streams know their lookups, the registry, and where tasks may send to."""
     for stream in config.streams.values():
         stream._askable_topics = config.askable_topics
         stream._registry = config.registry
         stream._lookups = tuple(lookup for lookup in config.lookups.values() if lookup.stream == stream.name)
     return config
-
-
-def _override(data: Any, environ: Mapping[str, str]) -> None:
-    """Put ``STATEHOUSE_ROOT``, ``STATEHOUSE_KAFKA__BOOTSTRAP_SERVERS``, … in place of the file's scalars."""
-    for variable, value in environ.items():
-        if not variable.startswith("STATEHOUSE_") or variable == "STATEHOUSE_CONFIG":
-            continue
-        *parents, leaf = variable.removeprefix("STATEHOUSE_").lower().split("__")
-        if parents in (["api"], ["jobs"]):  # they have defaults for everything, so a file need not have them
-            data[parents[0]] = data.get(parents[0]) or {}
-        at = data
-        for parent in parents:
-            at = next((v for k, v in at.items() if _flat(k) == parent), None) if isinstance(at, dict) else None
-        if not isinstance(at, dict):
-            continue
-        known = {_flat(n): n for n in (Config.model_fields if at is data else at)}
-        # As the properties of Kafka's clients are named.
-        another = leaf.replace("_", ".") if parents in (["kafka"], ["registry"]) else leaf
-        name = known.get(leaf, another)
-        if (at is data and leaf not in known) or isinstance(at.get(name), (dict, list)):
-            continue  # other variables with this prefix are not ours; only scalars can be overridden
-        is_path = (*parents, name) in (("root",), ("api", "tokens")) and not remote(value)
-        at[name] = str(Path(value).absolute()) if is_path else parse_yaml(value, f"${variable}", "a value").data
-
-
-def _flat(name: Any) -> str:
-    return re.sub(r"[^a-z0-9]", "_", str(name).lower())
-
-
-def chosen(file: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
-    """The file that is meant: the one named, else ``$STATEHOUSE_CONFIG``, else ``statehouse.yaml`` here."""
-    return Path(file or environ.get("STATEHOUSE_CONFIG") or DEFAULT_FILE)
-
-
-def load(file: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> Config:
-    """Read and validate the file (default: ``$STATEHOUSE_CONFIG``, else ``statehouse.yaml`` here).
-
-    A relative path in it is relative to the file, so that a scheduler's working directory does not matter.
-    Raises :class:`ConfigError` with a line for each thing that is wrong: file, line, found, expected.
-    """
-    path = chosen(file, environ)
-    return from_document(read_yaml(path, "a statehouse.yaml (see docs/reference.md)"), path, environ)
-
-
-def from_document(document: YamlFile, path: Path, environ: Mapping[str, str] = os.environ) -> Config:
-    """The same of a file that is read already, and that stands at a path."""
-    data = document.data
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path}:1: found {type(data).__name__}, expected root, kafka, streams and stores")
-    _override(data, environ)
-    try:
-        config = Config.model_validate(data)
-    except ValidationError as error:
-        raise ConfigError("\n".join(_complaint(path, document, e) for e in error.errors())) from None
-    for where, message in _unregistered(config):
-        raise ConfigError(f"{path}:{document.line_of(where)}: {'.'.join(where)}: {message}")
-    prepare(config.root)
-    if not remote(config.root):
-        try:
-            root = Config._readable(str((path.parent / config.root).absolute()))
-        except ValueError as error:
-            raise ConfigError(f"{path}:{document.line_of(('root',))}: root: {error}") from None
-        config = config.model_copy(update={"root": root})
-    config = _with_columns(config, path, document)
-    for where, message in _inconsistent(config):
-        raise ConfigError(f"{path}:{document.line_of(where)}: {'.'.join(where)}: {message}")
-    tables = {
-        name: lookup.model_copy(update={"table": str((path.parent / lookup.table).absolute())})
-        for name, lookup in config.lookups.items()
-        if not remote(lookup.table)
-    }
-    config = _attached(config.model_copy(update={"lookups": {**config.lookups, **tables}}))
-    files = {name: getattr(config.api, name) for name in ("tokens", "cache")}
-    absolute = {name: str((path.parent / file).absolute()) for name, file in files.items() if file is not None}
-    return config.model_copy(update={"api": config.api.model_copy(update=absolute)})
-
-
-def _unregistered(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The streams whose schemas would be in a registry, and there is none."""
-    for stream in config.streams.values():
-        if stream.registered and config.registry is None:
-            file = " or schema_file" if stream.format == formats.AVRO else ""
-            found = f"found {stream.format} without a registry, expected registry: {{url: ...}}{file}"
-            yield ("streams", stream.name, "format"), found
-
-
-def _with_columns(config: Config, path: Path, document: YamlFile) -> Config:
-    """The same, whose streams know the columns that are not written in the file."""
-    found = dict(config.streams)
-    for name, stream in config.streams.items():
-        if stream.format not in formats.KINDS:
-            continue
-        from statehouse.formats.columns import resolved  # with packages that others do not need
-
-        if stream.schema_file is not None:
-            stream = stream.model_copy(update={"schema_file": str((path.parent / stream.schema_file).absolute())})
-        try:
-            found[name] = resolved(stream, f"{config.root}/changelog/{name}")
-        except (ValueError, StatehouseError) as error:
-            line = document.line_of(("streams", name))
-            kind = type(error) if isinstance(error, StatehouseError) else ConfigError
-            raise kind(f"{path}:{line}: streams.{name}: {error}") from None
-    return _attached(config.model_copy(update={"streams": found}))
-
-
-ANOTHER = "another topic than the stream's own: it would never end"
-
-
-def _inconsistent(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
-    """What does not fit together: the path in the file, and what was found and expected."""
-    names = ", ".join(config.streams)
-    for store in config.stores.values():
-        if store.stream not in config.streams:
-            yield ("stores", store.name, "stream"), f"found stream {store.stream!r}, expected one of {names}"
-        elif store.publish and store.publish.topic == config.streams[store.stream].topic:
-            yield ("stores", store.name, "publish"), f"found {store.publish.topic!r}, expected {ANOTHER}"
-    for lookup in config.lookups.values():
-        if lookup.stream not in config.streams:
-            yield ("lookups", lookup.name, "stream"), f"found stream {lookup.stream!r}, expected one of {names}"
-        elif lookup.name.lower() in (c.name.lower() for c in config.streams[lookup.stream].columns):
-            yield ("lookups", lookup.name), f"found the name of a column of {lookup.stream}, expected one of its own"
-    for route in config.routes.values():
-        if route.store and route.store not in config.stores:
-            stores = ", ".join(config.stores) or "none: there are no stores"
-            yield ("routes", route.name, "from", "store"), f"found store {route.store!r}, expected one of {stores}"
-        elif not route.store and route.source not in config.streams:
-            yield ("routes", route.name, "from"), f"found stream {route.source!r}, expected one of {names}"
-        elif (stream := config.streams.get(config.stream_of(route))) and route.to.topic == stream.topic:
-            yield ("routes", route.name, "to", "topic"), f"found {route.to.topic!r}, expected {ANOTHER}"
-    yield from _unfit(config)
-
-
-def _unfit(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
-    """What does not fit together of the tasks."""
-    names = ", ".join(config.stores) or "none: there are no stores"
-    for task in (config.tasks or {}).values():
-        target = config.stores.get(task.set_.store) if task.set_ else None
-        if task.store not in config.stores:
-            yield ("tasks", task.name, "store"), f"found store {task.store!r}, expected one of {names}"
-        elif task.set_ and target is None:
-            yield ("tasks", task.name, "set", "store"), f"found store {task.set_.store!r}, expected one of {names}"
-        elif target and target.windows:
-            message = f"found {target.name}, expected a store without windows: a set names none"
-            yield ("tasks", task.name, "set", "store"), message
-
-
-def rule_file(file: str | Path, config: Config, store: str) -> Store:
-    """A store's rule from a file of its own: another statehouse.yaml that has the store, or just the store's settings.
-
-    Raises :class:`ConfigError` as :func:`load` does.
-    """
-    path = Path(file)
-    document = read_yaml(path, f"the rule of {store} in YAML")
-    data = document.data
-    if isinstance(data, dict) and "stores" in data:
-        data = data["stores"].get(store) if isinstance(data["stores"], dict) else None
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path}: found no store {store!r}, expected its rule, such as 'reduce: latest'")
-    try:
-        found = Store.model_validate({**data, "name": store})
-    except ValidationError as error:
-        prefix = ("stores", store)
-        lines = {p if p[:1] == ("stores",) else (*prefix, *p): n for p, n in document.lines.items()}
-        wrong = [{**e, "loc": (*prefix, *e["loc"])} for e in error.errors()]
-        raise ConfigError("\n".join(_complaint(path, document._replace(lines=lines), e) for e in wrong)) from None
-    if found.stream not in config.streams:
-        raise ConfigError(f"{path}: found stream {found.stream!r}, expected one of {', '.join(config.streams)}")
-    return found
-
-
-def _complaint(path: Path, document: YamlFile, error: Mapping[str, Any]) -> str:
-    where = tuple(
-        "schema" if p == "schema_" else p  # where there is none, pydantic names the field
-        for p in error["loc"]
-        if p != "[key]" and not str(p).startswith(("function-", "list[", "constrained-", "<"))
-    )
-    if where[:1] == (TASK_TOPICS,):
-        where = (*TASK_TOPICS.split("."), *where[1:])
-    message = error["msg"].removeprefix("Value error, ")
-    if error["type"] == "extra_forbidden":
-        model: Any = {
-            "streams": Stream,
-            "lookups": Lookup,
-            "stores": Store,
-            "routes": Route,
-            "tasks": Task,
-            "api": Api,
-            "jobs": Jobs,
-        }.get(str(where[0]) if len(where) > 1 else "", Config)
-        parts = {"reduce": Own, "to": Target, "publish": Publish, "send": Send, "set": SetKey}
-        model = next((parts[str(part)] for part in where[2:-1] if part in parts), model)
-        known = sorted({f.alias or n for n, f in model.model_fields.items()} - {"name", TASK_TOPICS})
-        message = f"found {where[-1]!r}, expected one of {', '.join(known)}"
-    elif error["type"] == "missing":
-        message = f"found no {where[-1]!r}, expected one"
-    elif "found" not in message:
-        message = f"found {error['input']!r}: {message}"
-    return f"{path}:{document.line_of(where)}: {'.'.join(map(str, where))}: {message}"

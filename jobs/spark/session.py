@@ -15,10 +15,10 @@ from typing import Any
 from pyspark import java_gateway
 from pyspark.sql import DataFrame, SparkSession
 
-from jobs import databricks
-from jobs.classes import archive_for
+from jobs.spark import databricks
+from jobs.spark.class_archive import archive_for
 from statehouse import stopping
-from statehouse.config import Config
+from statehouse.config.models import Config
 from statehouse.errors import LakeBusy
 from statehouse.places import spark_settings
 
@@ -28,7 +28,7 @@ DEFAULTS = "spark-defaults.conf"
 def defaults() -> dict[str, str]:
     """The settings of ``spark-defaults.conf``: the working directory's, else the one beside the ``jobs`` folder."""
     here = Path(DEFAULTS)
-    file = here if here.is_file() else Path(__file__).parents[1] / DEFAULTS
+    file = here if here.is_file() else Path(__file__).parents[2] / DEFAULTS
     lines = (line.strip() for line in file.read_text().splitlines())
     return dict(line.split(None, 1) for line in lines if line and not line.startswith("#"))
 
@@ -37,7 +37,7 @@ def session(app: str, log: Path | None = None, root: str = "", **settings: str) 
     """The running session, or a new local one with :func:`defaults`, what a ``root`` needs, and ``settings`` on top.
 
     Under ``spark-submit`` there is a master already: it is kept, and so is what was set there. For Databricks see
-    :mod:`jobs.databricks`.
+    :mod:`jobs.spark.databricks`.
     ``log`` is where the noise of Spark and of its JVM goes.
     """
     if databricks.here():
@@ -52,7 +52,7 @@ def session(app: str, log: Path | None = None, root: str = "", **settings: str) 
         if made["spark.master"].startswith("local"):
             archive = archive_for(made)
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # which has what the workers need
-            made.setdefault("spark.python.daemon.module", "jobs.daemon")
+            made.setdefault("spark.python.daemon.module", "jobs.spark.daemon")
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
         made.setdefault("spark.sql.warehouse.dir", str(log.parent / "warehouse"))  # not a folder wherever one stands

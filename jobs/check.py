@@ -1,104 +1,41 @@
-"""The file's expressions as Spark sees them: their types, or what is wrong with them."""
+"""What Spark refuses of a configuration, for ``statehouse check``: where in the file it is, what was found and what was expected."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import cast
 
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import SparkSession
-from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, NullType, StringType, StructType
-from sqlglot.dialects.spark import Spark
+from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StructType
 
-from jobs.lookup import table_of, twofold
 from jobs.route import SOURCE, columns_of, shaped, shown_columns
-from statehouse.alike import given
-from statehouse.alike_reducers import own_given_or_written
-from statehouse.config import Config, Lookup, Own, Route, Store, Stream, Task
+from jobs.spark.expressions import (
+    KEYS,
+    KNOWN,
+    NUMBERS,
+    carried,
+    data_type,
+    ddl,
+    holds_map,
+    is_one,
+    own_types,
+    refusal,
+    rule_of,
+    schema_of,
+    type_of,
+)
+from jobs.spark.lookup import table_of, twofold
+from jobs.tasks.messages import visible
+from statehouse.config.models import Config, Lookup, Own, Route, Store, Stream, Task
 from statehouse.errors import ConfigError, StatehouseError
-from statehouse.fold import TIMES, Rule, quoted
+from statehouse.fold import Rule
 from statehouse.records import is_text_of
-from statehouse.reducers import ORDER
-from statehouse.tables import changelog_columns
+from statehouse.spark_sql import TIMES
 from statehouse.types import parse_type
 
-EXACT = ("TINYINT", "SMALLINT", "INT", "BIGINT", "DECIMAL")
-KEYS = ("STRING", "BOOLEAN", *EXACT, *TIMES)
-NUMBERS = (*EXACT, "FLOAT", "DOUBLE")
-CARRIED = (*KEYS, *NUMBERS, "BINARY")  # by tables and both engines, beside what is nested
-KNOWN = "a type that JSON and both engines have"
 MOST_DECIMALS = 36  # of a number that is added up: one digit more than 38 would be needed for the sum
-
-
-def schema_of(columns: Mapping[str, str]) -> StructType:
-    """Columns that expressions may name, all nullable: what is NOT NULL is refused with a reason, not by the parser."""
-    schema = cast(StructType, StructType.fromDDL(", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())))
-    for found in schema.fields:
-        found.nullable = True
-    return schema
-
-
-def ddl(kind: DataType) -> str:
-    """A type as Spark's DDL in capitals; but a struct's fields have the names that they were declared with."""
-    if isinstance(kind, ArrayType):
-        return f"ARRAY<{ddl(kind.elementType)}>"
-    if isinstance(kind, MapType):
-        return f"MAP<{ddl(kind.keyType)}, {ddl(kind.valueType)}>"
-    if isinstance(kind, StructType):
-        return f"STRUCT<{', '.join(f'{_field(f.name)}: {ddl(f.dataType)}' for f in kind.fields)}>"
-    return kind.simpleString().upper()
-
-
-def _field(name: str) -> str:
-    """A field's name, quoted where Spark or sqlglot could take it for something else."""
-    plain = re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) and name.upper() not in Spark.Tokenizer.KEYWORDS
-    return name if plain else quoted(name)
-
-
-def is_one(kind: DataType, names: Sequence[str]) -> bool:
-    """Whether a type is one of these, such as ``DECIMAL``, whatever its digits."""
-    return ddl(kind).partition("(")[0] in names
-
-
-def carried(kind: DataType) -> bool:
-    """Whether tables and both engines can carry a type."""
-    if isinstance(kind, ArrayType):
-        return carried(kind.elementType)
-    if isinstance(kind, MapType):
-        return isinstance(kind.keyType, StringType) and carried(kind.valueType)
-    if isinstance(kind, StructType):
-        return all(carried(f.dataType) for f in kind.fields)
-    return is_one(kind, CARRIED)
-
-
-def holds_map(kind: DataType) -> bool:
-    """Whether a type is a map, or has one in it."""
-    if isinstance(kind, StructType):
-        return any(holds_map(f.dataType) for f in kind.fields)
-    return isinstance(kind, MapType) or (isinstance(kind, ArrayType) and holds_map(kind.elementType))
-
-
-def data_type(
-    spark: SparkSession, stream: Stream, expression: str, columns: Mapping[str, str] | None = None
-) -> DataType:
-    """The type of an expression over a stream's columns (by default all that the changelog has); ConfigError with Spark's own words."""
-    try:
-        rows = spark.createDataFrame([], schema_of(columns if columns is not None else changelog_columns(stream)))
-        return rows.selectExpr(f"({expression}) AS x").schema[0].dataType
-    except (AnalysisException, ParseException) as error:
-        raise ConfigError(_short(error)) from None
-
-
-def type_of(spark: SparkSession, stream: Stream, expression: str, columns: Mapping[str, str] | None = None) -> str:
-    """The same as :func:`ddl`."""
-    return ddl(data_type(spark, stream, expression, columns))
-
-
-def _short(error: Exception) -> str:
-    text = " ".join(str(error).split(";\n")[0].split())
-    return text.split(" SQLSTATE")[0].split(" == SQL")[0]
 
 
 def problems(spark: SparkSession, config: Config) -> list[tuple[tuple, str]]:
@@ -121,7 +58,7 @@ def problems(spark: SparkSession, config: Config) -> list[tuple[tuple, str]]:
         try:
             schema_of(payload)
         except (AnalysisException, ParseException) as error:
-            found.append((("streams", stream.name, "schema"), f"found {stream.schema_!r}: {_short(error)}"))
+            found.append((("streams", stream.name, "schema"), f"found {stream.schema_!r}: {refusal(error)}"))
             continue
         kind = ask(stream, ("streams", stream.name, "time"), stream.time, payload)
         if kind and not is_one(kind, TIMES):
@@ -174,33 +111,13 @@ def _wrong_table(spark: SparkSession, config: Config, lookup: Lookup) -> Iterato
             rows = spark.createDataFrame([], schema_of(stream.types))
             rows.selectExpr(f"({by}) = CAST(NULL AS {column.type})")
         except (AnalysisException, ParseException) as error:
-            yield (*path, "by", index), f"found {by!r}: {_short(error)}"
+            yield (*path, "by", index), f"found {by!r}: {refusal(error)}"
     try:
         rows = table_of(spark, lookup)
         if twice := twofold(lookup, rows):
             yield (*path, "table"), f"found {twice}, expected one"
     except StatehouseError as error:
         yield (*path, "table"), str(error)
-
-
-def visible(rule: Rule) -> dict[str, str]:
-    """What the expressions of a task's message may name, and the types: the state's columns, ``since`` and ``due``."""
-    return {"since": "TIMESTAMP", "due": "TIMESTAMP", **rule.state_columns}
-
-
-def _over(
-    spark: SparkSession,
-    stream: Stream,
-    expression: str,
-    columns: Mapping[str, str] | None = None,
-    boolean: bool = False,
-) -> str | None:
-    """What Spark refuses of an expression, over columns as :func:`type_of` has them, and of a condition that is none."""
-    try:
-        kind = type_of(spark, stream, expression, columns)
-    except ConfigError as error:
-        return f"found {expression!r}: {error}"
-    return f"found {expression!r} of type {kind}, expected a BOOLEAN" if boolean and kind != "BOOLEAN" else None
 
 
 def _wrong_task(spark: SparkSession, config: Config, task: Task) -> Iterator[tuple[tuple, str]]:
@@ -234,7 +151,7 @@ def _wrong_in(spark: SparkSession, stream: Stream, route: Route, rule: Rule | No
             if rule
             else ""
         )
-        yield (*path, "select"), f"found {', '.join(route.select)!r}: {_short(error)}{known}"
+        yield (*path, "select"), f"found {', '.join(route.select)!r}: {refusal(error)}{known}"
         return
     names = [n.lower() for n in made.columns]
     if unfit := [n for n in made.columns if names.count(n.lower()) > 1 or re.search(r"[ ,;{}()\n\t=]", n)]:
@@ -243,7 +160,22 @@ def _wrong_in(spark: SparkSession, stream: Stream, route: Route, rule: Rule | No
         try:
             made.selectExpr(f"CAST({route.to.key} AS STRING)")
         except (AnalysisException, ParseException) as error:
-            yield (*path, "to", "key"), f"found {route.to.key!r}: {_short(error)} (a key is made of what is selected)"
+            yield (*path, "to", "key"), f"found {route.to.key!r}: {refusal(error)} (a key is made of what is selected)"
+
+
+def _over(
+    spark: SparkSession,
+    stream: Stream,
+    expression: str,
+    columns: Mapping[str, str] | None = None,
+    boolean: bool = False,
+) -> str | None:
+    """What Spark refuses of an expression, over columns as :func:`type_of` has them, and of a condition that is none."""
+    try:
+        kind = type_of(spark, stream, expression, columns)
+    except ConfigError as error:
+        return f"found {expression!r}: {error}"
+    return f"found {expression!r} of type {kind}, expected a BOOLEAN" if boolean and kind != "BOOLEAN" else None
 
 
 def _unfit(store: Store, kind: DataType) -> str | None:
@@ -270,64 +202,3 @@ def _wrong_arguments(store: Store, kind: str) -> str | None:
         if wrong := [argument for argument in store.arguments if not is_text_of(argument, parse_type(kind))]:
             return f"found {wrong[0]!r}, expected a {kind}, as the values are"
     return None
-
-
-def rule_of(spark: SparkSession, config: Config, store: Store) -> Rule:
-    """The store with the types that Spark finds for its keys and its value; ConfigError names the setting."""
-    stream = config.streams[store.stream]
-
-    def typed(setting: str, expression: str) -> str:
-        try:
-            return type_of(spark, stream, expression)
-        except ConfigError as error:
-            raise ConfigError(f"stores.{store.name}.{setting}: found {expression!r}: {error}") from None
-
-    keys = tuple(typed("key", k.expression) for k in store.keys)
-    value = typed("value", store.value) if store.value else "BOOLEAN"
-    for setting, expression in (("where", store.where), ("agent", store.agent)):
-        if expression:
-            typed(setting, expression)
-    written = given(store, changelog_columns(stream))
-    if not isinstance(store.reduce, Own):
-        return Rule(store, keys, value, nulled=written)
-    try:
-        types = own_types(spark, store.reduce, value)
-        return Rule(store, keys, value, types, (*written, *own_given_or_written(store.reduce, value, types)))
-    except ConfigError as error:
-        raise ConfigError(f"stores.{store.name}.reduce.{error}") from None
-
-
-def own_types(spark: SparkSession, reduce: Own, value: str) -> tuple[str, ...]:
-    """The types of a user's reducer: of its columns, then of its result. ConfigError begins with the place, ``fold.x: ``."""
-
-    def typed(place: str, columns: str, expression: str) -> str:
-        try:
-            frame = spark.createDataFrame([], columns).selectExpr(f"({expression}) AS x")
-        except (AnalysisException, ParseException) as error:
-            raise ConfigError(f"{place}: found {expression!r}: {_short(error)}") from None
-        kind = frame.schema[0].dataType
-        if not carried(kind) and not isinstance(kind, NullType):
-            raise ConfigError(f"{place}: found {expression!r} of type {ddl(kind)}, expected {KNOWN}")
-        return ddl(kind)
-
-    seen = f"value {value}, event_time TIMESTAMP, agent STRING, _order {ORDER}"
-    columns = {c: typed(f"fold.{c}", seen, e) for c, e in reduce.fold.items()}
-    for column, expression in reduce.fold.items():
-        if not _aggregates(spark, seen, expression):
-            raise ConfigError(f"fold.{column}: found {expression!r}, expected an aggregate such as max(value)")
-    if unfit := next((c for c, t in columns.items() if t == "VOID"), None):
-        raise ConfigError(f"fold.{unfit}: found {reduce.fold[unfit]!r} of no type, expected CAST(... AS type)")
-    made = ", ".join(f"{quoted(c)}: {t}" for c, t in columns.items())
-    for column, expression in reduce.combine.items():
-        typed(f"combine.{column}", f"a STRUCT<{made}>, b STRUCT<{made}>", f"CAST(({expression}) AS {columns[column]})")
-    state = ", ".join(f"{quoted(c)} {t}" for c, t in columns.items())
-    return (*columns.values(), typed("result", state, reduce.result))
-
-
-def _aggregates(spark: SparkSession, columns: str, expression: str) -> bool:
-    """Whether an expression makes one row of many: Spark lets it stand beside a plain column only if it does not."""
-    try:
-        spark.createDataFrame([], columns).selectExpr("_order", f"({expression}) AS x")
-    except AnalysisException:
-        return True
-    return False

@@ -1,6 +1,6 @@
 """Messages to topics, of which each is told what has become of it: one that is refused keeps no other.
 
-(:mod:`jobs.send` sends many at once, of which all are taken or it fails as a whole.)
+(:mod:`jobs.spark.kafka_sink` sends many at once, of which all are taken or it fails as a whole.)
 """
 
 from __future__ import annotations

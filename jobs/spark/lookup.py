@@ -13,12 +13,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
-from jobs import parquet
-from jobs.lake import files, hadoop_path
+from jobs.spark import parquet
+from jobs.spark.tables import files, hadoop_path
 from statehouse.alike import nulled
-from statehouse.config import Config, Lookup, Stream
+from statehouse.config.models import Config, Lookup, Stream
 from statehouse.errors import ConfigError, StatehouseError, first_line
-from statehouse.fold import quoted, text_as, within_years
+from statehouse.spark_sql import quoted, text_as, within_years
 from statehouse.tables import opened
 from statehouse.values import safe
 

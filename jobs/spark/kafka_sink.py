@@ -9,8 +9,8 @@ from typing import Protocol
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from jobs import databricks
-from statehouse.config import Config
+from jobs.spark import databricks
+from statehouse.config.models import Config
 
 MESSAGE = ("key", "value", "headers")
 OVERHEAD = 1000  # bytes of a message besides its key, value and headers, at the most

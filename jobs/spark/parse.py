@@ -13,17 +13,17 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from jobs.guard import PLAIN
-from jobs.lookup import Lookups, many
+from jobs.spark.guard import PLAIN
+from jobs.spark.lookup import Lookups, many
 from statehouse.alike import nulled
-from statehouse.config import Stream
+from statehouse.config.models import Stream
 from statehouse.errors import first_line
-from statehouse.fold import in_years, literal, quoted
 from statehouse.records import SAID, RecordDecoder, header_text, said_by
+from statehouse.spark_sql import in_years, literal, quoted
 from statehouse.tables import EVENT_COLUMNS
 from statehouse.values import safe
 
-# As in jobs.feed.new: a time that is no number in the code that Spark makes.
+# As in jobs.spark.change_feed.new: a time that is no number in the code that Spark makes.
 NOW = "array(current_timestamp())[CASE WHEN _partition IS NULL THEN 1 ELSE 0 END]"
 UNTIMED = "'found no time in the years 1583 to 9999 with the record, expected one'"
 THROWN = "the time cannot be computed"  # the reason, until :func:`refused` is told the engine's
@@ -102,7 +102,7 @@ def parse(
 ) -> DataFrame:
     """Kafka's records (with headers) as the changelog's columns, ``_reason`` (null: accepted), ``_requeued`` (the refused record that
     one was sent again for) and, for the quarantine, ``_text``, ``_bytes``, ``_headers`` and ``_timestamp``, which are null where the event is accepted: the callers keep these rows in memory.
-    ``guard`` is written around what a user wrote (:mod:`jobs.guard`)."""
+    ``guard`` is written around what a user wrote (:mod:`jobs.spark.guard`)."""
     said = [*(name for name in SAID if name != "_text"), "_requeued"]
     columns = {**RECORD, **stream.types, **dict.fromkeys(said, "STRING")}
     schema = ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())

@@ -8,9 +8,9 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.session import fresh
-from statehouse.fold import quoted
+from jobs.spark.session import fresh
 from statehouse.places import remote
+from statehouse.spark_sql import quoted
 
 
 def read(spark: SparkSession, path: str) -> DataFrame:

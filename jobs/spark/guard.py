@@ -16,7 +16,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from jobs import feed
+from jobs.spark import change_feed
 from statehouse.errors import first_line
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class Guard:
         try:
             return work()
         except (PySparkException, Py4JJavaError) as error:
-            if feed.gone(error) or "org.apache.kafka." in str(error):  # the table's, or Kafka's
+            if change_feed.gone(error) or "org.apache.kafka." in str(error):  # the table's, or Kafka's
                 raise
             reason = first_line(error)
         try:

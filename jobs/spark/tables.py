@@ -11,13 +11,14 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs import databricks
-from statehouse.config import Config, Stream
+from jobs.spark import databricks
+from statehouse.config.models import Config, Stream
 from statehouse.errors import DefinitionChanged, FoldAnew
-from statehouse.fold import Rule, literal, quoted
+from statehouse.fold import Rule
 from statehouse.formats.columns import PROPERTY as SCHEMAS
 from statehouse.formats.columns import text_kept
 from statehouse.payload import LEAST_TIME
+from statehouse.spark_sql import literal, quoted
 from statehouse.tables import (
     BUCKET,
     BUCKETS,

@@ -10,7 +10,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from pyspark.sql import DataFrame
 
-from jobs import databricks
+from jobs.spark import databricks
 from statehouse.errors import LakeBusy
 from statehouse.tables import metadata, opened
 

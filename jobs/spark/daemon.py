@@ -9,6 +9,6 @@ import signal
 from pyspark import daemon
 
 if __name__ == "__main__":
-    # The JVM has it ignored (jobs.session), and so has what it starts, unless it asks for a handler: as this one does, by this name.
+    # The JVM has it ignored (jobs.spark.session), and so has what it starts, unless it asks for a handler: as this one does, by this name.
     daemon.SIGTERM = signal.SIGUSR1  # type: ignore
     daemon.manager()

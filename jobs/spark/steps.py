@@ -21,12 +21,13 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from sqlglot import exp
 
-from jobs import feed
-from jobs.guard import TRY
-from jobs.session import sql
-from statehouse.config import Config
-from statehouse.fold import Rule, quoted
+from jobs.spark import change_feed
+from jobs.spark.guard import TRY
+from jobs.spark.session import sql
+from statehouse.config.models import Config
+from statehouse.fold import Rule
 from statehouse.reducers import ORDER
+from statehouse.spark_sql import quoted
 from statehouse.tables import opened, table
 
 STEP, LAST, TOLD = "_step", "_until", "_told"
@@ -90,9 +91,9 @@ class Steps:
         where there are no events.
 
         The columns of the state, ``_present``, and of the event: ``_step`` (1 for the key's first), ``_at`` (when it was so), and its place in
-        the log, :data:`PLACE`, with ``_place`` as text. Raises what :func:`jobs.feed.gone` knows where the log or the version is gone.
+        the log, :data:`PLACE`, with ``_place`` as text. Raises what :func:`jobs.spark.change_feed.gone` knows where the log or the version is gone.
         """
-        events = self.numbered(feed.events(self.spark, self.config, self.stream, position, head))
+        events = self.numbered(change_feed.events(self.spark, self.config, self.stream, position, head))
         state = self.state_at(version).join(events.select(self.keys).distinct(), self.keys, "semi")
         return self.after(events, state, self.tombstones_at(position), head)
 
@@ -206,7 +207,7 @@ class Steps:
             return made
         rule, wanted = self.stepped, F.broadcast(torn.withColumnRenamed(STEP, "_torn"))
         if head is not None:
-            load = feed.events(self.spark, self.config, self.stream, None, head)
+            load = change_feed.events(self.spark, self.config, self.stream, None, head)
             log = sql(self.spark, f"SELECT * FROM {self.rule.events('log', TRY)}", log=load)
             known = events.select(*self.keys, "_order", STEP)
             events = log.join(known, [*self.keys, "_order"], "left").fillna(-1, [STEP])  # the others are from before

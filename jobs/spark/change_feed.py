@@ -11,9 +11,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from statehouse.config import Config, Stream
-from statehouse.fold import gained, gained_columns, quoted
-from statehouse.payload import Field, in_payloads
+from statehouse.config.models import Config, Stream
+from statehouse.decoder import in_payloads
+from statehouse.fold import gained, gained_columns
+from statehouse.payload import Field
+from statehouse.spark_sql import quoted
 from statehouse.tables import table
 
 # What Spark and Delta say of a version whose log or whose files are gone, or may be.
