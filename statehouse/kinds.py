@@ -155,6 +155,9 @@ def typed(node: exp.Expr, names: Mapping[str, Type]) -> Type:
             return parse_type("ARRAY<STRING>")
         case exp.SHA2() if _number(node.args.get("length")) == 256:
             return need(node.this, "STRING")
+        case exp.Hex() | exp.ToBase64():
+            need(node.this, "BINARY")
+            return TEXT
         case exp.TimestampTrunc() if node.text("unit").upper() in UNITS:
             return need(node.this, "TIMESTAMP")
         case exp.TsOrDsToDate() if not node.args.get("format"):

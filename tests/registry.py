@@ -1,7 +1,7 @@
 """A schema registry of the tests' own: so much of Confluent's REST protocol as producers and statehouse use, over a dict in memory.
 
-It stands in for Confluent's, Karapace or Apicurio: none of them comes from the package registries as something that starts here. Schemas are
-kept as they were sent and not checked. ``away`` makes it answer nobody, ``sign_in`` those alone who send this header.
+A real one takes 13 seconds to start, and cannot be made to be away: `tests/test_real_registry.py` has that. Here schemas are kept as they were
+sent and not checked. ``away`` makes it answer nobody, ``sign_in`` those alone who send this header.
 """
 
 from __future__ import annotations

@@ -26,7 +26,11 @@ FIRST = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"
 SECOND = {
     "type": "record",
     "name": "R",
-    "fields": [{"name": "n", "type": "string"}, {"name": "more", "type": "double"}],
+    "fields": [
+        {"name": "n", "type": "string"},
+        {"name": "more", "type": "double"},
+        {"name": "at", "type": ["null", {"type": "long", "logicalType": "local-timestamp-micros"}]},
+    ],
 }
 
 

@@ -6,6 +6,7 @@ What a record is, is said once for both halves, by :mod:`statehouse.records`; lo
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -21,12 +22,13 @@ from api.replica.lookup import Lookups
 from statehouse.alike import check_stream, nulled
 from statehouse.config.models import Store, Stream
 from statehouse.fold import Rule
+from statehouse.formats.columns import grown
 from statehouse.formats.format import Schemas
 from statehouse.formats.registry import registry_of, wanted_by
 from statehouse.formats.wire import ID_HEADER
 from statehouse.headers import OP_HEADER, REPORT, STORE_HEADER
 from statehouse.kafka import usable_time
-from statehouse.records import SAID, decoder_for
+from statehouse.records import SAID, decoder_for, fields_of
 from statehouse.spark_sql import in_years
 from statehouse.transpile import to_duckdb
 
@@ -110,7 +112,7 @@ class Parser:
         more: Mapping[str, str] | None = None,
     ) -> None:
         check_stream(stream)
-        self._decoder, self._registry = decoder_for(stream, stores, rules), stream.registry
+        self._decoder, self._stream = decoder_for(stream, stores, rules), stream
         columns = stream.types | PLACED | dict.fromkeys(SAID, "STRING")
         self._events, self._lookups = Bag(db, "_decoded", columns), Lookups(db, stream)
         query = f"({_query(stream, '_decoded', self._lookups)})"
@@ -128,13 +130,18 @@ class Parser:
         return self._query.rows()
 
     def learn(self, ids: Iterable[str]) -> Schemas:
-        """Ask the registry for those of some schemas that are not known; what it says of them. Raises RegistryUnavailable."""
+        """Ask the registry for those of some schemas that are not known; what it says of them. Raises RegistryUnavailable.
+
+        As in the jobs, a schema's new fields are columns from then on: a record whose value does not fit into one is refused. Their
+        values are of no use here, since no store can name them yet."""
         known = dict(self._decoder.format.schemas)
         if not (wanted := [id for id in ids if id not in known]):
             return {}
-        found = registry_of(self._registry).find(wanted)
+        found = registry_of(self._stream.registry).find(wanted)
         # That there is none of an id may not stay so.
-        self._decoder = self._decoder.knowing({id: schema for id, schema in found.items() if schema})
+        if learned := {id: schema for id, schema in found.items() if schema}:
+            self._stream = grown(self._stream, learned)
+            self._decoder = dataclasses.replace(self._decoder.knowing(learned), fields=fields_of(self._stream))
         return found
 
     def _decode(self, found: pa.Table) -> pa.RecordBatch:
