@@ -12,7 +12,7 @@ from pathlib import Path
 import pyspark
 
 from bench.recovery import watched
-from demo.broker import IVY_SETTINGS, KAFKA
+from demo.jars import KAFKA
 
 CACHE = Path.home() / ".cache" / "statehouse" / f"kafka-streams-{KAFKA}"
 GUARANTEES = ("exactly_once_v2", "at_least_once")
@@ -23,10 +23,9 @@ def jars() -> Path:
     if not CACHE.is_dir():
         work = CACHE.with_suffix(".part")
         work.mkdir(parents=True, exist_ok=True)
-        (work / "settings.xml").write_text(IVY_SETTINGS)
         ivy = next(Path(pyspark.__file__).parent.glob("jars/ivy-*.jar"))
         wanted = f"-dependency org.apache.kafka kafka-streams {KAFKA} -confs default -types jar bundle".split()
-        words = ["-settings", "settings.xml", *wanted, "-retrieve", "jars/[artifact]-[revision].[ext]"]
+        words = ["-cache", "cache", *wanted, "-retrieve", "jars/[artifact]-[revision].[ext]"]
         subprocess.run(["java", "-jar", str(ivy), *words], cwd=work, check=True, stdout=subprocess.DEVNULL)
         (work / "jars").rename(CACHE)
     return CACHE

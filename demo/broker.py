@@ -3,8 +3,7 @@
     with Broker(Path("lake/kafka")) as broker:
         producer = Producer({"bootstrap.servers": broker.bootstrap})
 
-Kafka itself is some 50 jars from Maven Central, fetched once for each user with the Ivy that pyspark
-brings along. It listens on loopback only. What is in a broker's directory:
+Kafka itself is some 50 jars from Maven Central, fetched once for each user (:mod:`demo.jars`). It listens on loopback only. What is in a broker's directory:
 
     lock                the process id; locked as long as that process lives
     port                where clients find it, also after the next start
@@ -21,7 +20,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import fcntl
-import importlib.util
 import os
 import random
 import shutil
@@ -40,46 +38,14 @@ from typing import IO, NoReturn
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from demo.jars import KAFKA, kafka_jars
 from statehouse.errors import BrokerError
-from statehouse.places import cache_folder
 
 HOST = "127.0.0.1"
-KAFKA = "4.1.2"
 START_TIMEOUT = 60.0  # seconds; a start takes 3 on two idle cores
 STOP_TIMEOUT = 20.0
-FETCH_ATTEMPTS = 3
-
-IVY_SETTINGS = """\
-<ivysettings>
-  <settings defaultResolver="central"/>
-  <timeout-constraints>
-    <timeout-constraint name="patient" connectionTimeout="20000" readTimeout="60000"/>
-  </timeout-constraints>
-  <caches defaultCacheDir="${ivy.settings.dir}/cache"/>
-  <resolvers>
-    <ibiblio name="central" m2compatible="true" timeoutConstraint="patient"/>
-  </resolvers>
-</ivysettings>
-"""
-
-# Kafka leaves the choice of a logger to its distribution; without the second dependency it is mute.
-IVY_MODULE = f"""\
-<ivy-module version="2.0">
-  <info organisation="statehouse" module="broker"/>
-  <configurations><conf name="default"/></configurations>
-  <dependencies>
-    <dependency org="org.apache.kafka" name="kafka_2.13" rev="{KAFKA}" conf="default->default"/>
-    <dependency org="org.apache.logging.log4j" name="log4j-slf4j-impl" rev="2.25.3" conf="default->default"/>
-  </dependencies>
-</ivy-module>
-"""
 
 # fmt: off
-IVY_ARGUMENTS = [
-    "-settings", "settings.xml", "-ivy", "ivy.xml", "-confs", "default",
-    "-types", "jar", "bundle", "-retrieve", "jars/[artifact]-[revision].[ext]",
-]
-
 # The simple compiler and collector: the node starts faster and takes half the processor time and memory,
 # which Spark needs next to it, at the same throughput (500,000 small messages a second).
 JVM_OPTIONS = [
@@ -156,55 +122,6 @@ if os.getppid() != int(owner):
     sys.exit("the owner died before the kernel knew of our wish")
 os.execv(command[0], command)
 """
-
-
-def kafka_jars() -> Path:
-    """The folder of Kafka's jars in the user's cache; fetches them where they are missing.
-
-    The folder appears by a rename when all of it is there. The lock makes a second process wait for the first
-    one's download; what an interrupted download leaves behind is the next one's head start.
-    """
-    cache = cache_folder()
-    jars = cache / f"kafka_2.13-{KAFKA}"
-    if jars.is_dir():
-        return jars
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / f"{jars.name}.lock").open("w") as lock:
-        print(f"fetching Kafka {KAFKA} (43 MB, once) ...", file=sys.stderr, flush=True)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not jars.is_dir():
-            _fetch(jars, lock.fileno())
-    return jars
-
-
-def _fetch(jars: Path, lock: int) -> None:
-    work = jars.with_name(f"{jars.name}.part")
-    log = jars.with_name(f"{jars.name}.log")
-    work.mkdir(exist_ok=True)
-    (work / "settings.xml").write_text(IVY_SETTINGS)
-    (work / "ivy.xml").write_text(IVY_MODULE)
-    command = [_java(), "-jar", str(_ivy()), *IVY_ARGUMENTS]
-    for attempt in range(FETCH_ATTEMPTS):
-        shutil.rmtree(work / "jars", ignore_errors=True)  # Ivy's own cache next to it is kept
-        time.sleep(attempt)  # what is temporary should have time to pass
-        with log.open("ab" if attempt else "wb") as out:
-            # With the lock: were we killed, nobody else begins before Ivy has ended as well.
-            done = subprocess.run(command, cwd=work, stdout=out, stderr=subprocess.STDOUT, pass_fds=[lock])
-        if done.returncode == 0:
-            (work / "jars").rename(jars)
-            shutil.rmtree(work)
-            return
-    raise BrokerError(
-        f"Kafka {KAFKA} could not be fetched from Maven Central in {FETCH_ATTEMPTS} attempts; the reason is in {log}"
-    )
-
-
-def _ivy() -> Path:
-    spec = importlib.util.find_spec("pyspark")  # does not import it
-    for folder in (spec and spec.submodule_search_locations) or []:
-        for jar in Path(folder, "jars").glob("ivy-*.jar"):
-            return jar
-    raise BrokerError("Kafka is fetched with pyspark's Ivy, but pyspark is missing: pip install 'statehouse[demo]'")
 
 
 def _java() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from demo import broker as embedded
+from demo import jars as fetched
 from demo.broker import Broker
 from statehouse.errors import BrokerError
 
@@ -178,15 +180,34 @@ def test_a_start_that_fails_quotes_the_log(tmp_path: Path, monkeypatch: pytest.M
         Broker(tmp_path).start()
 
 
-def test_a_failed_download_is_tried_again_and_names_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    java = tmp_path / "java"
-    java.write_text("#!/bin/sh\necho no network today\nexit 1\n")
-    java.chmod(0o755)
-    monkeypatch.setattr(embedded, "_java", lambda: str(java))
+@pytest.fixture
+def central(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in the place of Maven Central, with one jar; and the list of that one."""
+    folder = tmp_path / "central"
+    (folder / "org").mkdir(parents=True)
+    (folder / "org" / "a.jar").write_bytes(b"a jar")
+    (tmp_path / "list").write_text(f"{hashlib.sha256(b'a jar').hexdigest()}  org/a.jar\n")
+    monkeypatch.setattr(fetched, "CENTRAL", folder.as_uri())
+    monkeypatch.setattr(fetched, "LIST", tmp_path / "list")
     monkeypatch.setattr(time, "sleep", lambda _: None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(BrokerError, match=r"in 3 attempts; the reason is in (.*\.log)") as caught:
-        embedded.kafka_jars()
-    log = Path(str(caught.value).rpartition(" ")[2])
-    assert log.read_text().splitlines() == ["no network today"] * 3
-    assert not (tmp_path / "statehouse" / f"kafka_2.13-{embedded.KAFKA}").exists()
+    return folder
+
+
+def test_jars_are_fetched_once(central: Path) -> None:
+    folder = fetched.kafka_jars()
+    assert [(f.name, f.read_bytes()) for f in folder.iterdir()] == [("a.jar", b"a jar")]
+    (central / "org" / "a.jar").unlink()
+    assert fetched.kafka_jars() == folder
+
+
+def test_a_jar_that_is_not_what_is_expected_is_refused_and_tried_again(central: Path, tmp_path: Path) -> None:
+    (central / "org" / "a.jar").write_bytes(b"another")
+    with pytest.raises(BrokerError, match=r"in 3 attempts: file:.*org/a\.jar: found the SHA-256 \w+, expected \w+"):
+        fetched.kafka_jars()
+    (central / "org" / "a.jar").unlink()
+    with pytest.raises(BrokerError, match=r"in 3 attempts: file:.*org/a\.jar: .*No such file"):
+        fetched.kafka_jars()
+    assert not (tmp_path / "statehouse" / f"kafka_2.13-{fetched.KAFKA}").exists()
+    (central / "org" / "a.jar").write_bytes(b"a jar")
+    assert fetched.kafka_jars().is_dir()
