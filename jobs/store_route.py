@@ -12,6 +12,8 @@ newest revisions together are what would have been told had nothing been late.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +34,9 @@ from statehouse.tables import changelog_columns, folded, generation, opened
 EVENT, ARRIVAL, ARRIVED, ORDER = "_event", "_arrival", "_arrived", "_order"
 # Of the log, also where it is not known with which commit each event came: a batch has one time.
 LOG_ORDER = ("_log_time", "_partition", "_offset")
+# Of an event, whatever is asked for: where it is, when and what it was, and what the quarantine has of it.
+TOLD_OF_ALL = ("_topic", *LOG_ORDER, "_event_time", "_op", "_key", "_payload")
+ALL = re.compile(r"(^|[(,])\s*\*\s*($|[,)])")  # `*`, and `struct(*)`; no product
 
 
 class StoreRouter(Router):
@@ -42,7 +47,11 @@ class StoreRouter(Router):
         assert route.store
         install(self.spark)
         self.rule = rule_of(self.spark, config, config.stores[route.store])
-        self.columns, self.everything = columns_of(self.stream, route, self.rule)
+        known, self.everything = columns_of(self.stream, route, self.rule)
+        # What of an event nobody asks for is not carried through the walk, each step of which is written.
+        kept = {*self.rule.keys, BEFORE, AFTER, REVISION, *TOLD_OF_ALL, *_asked_for(route, known, self.everything)}
+        self.columns = {name: kind for name, kind in known.items() if name in kept}
+        self.event = {n: kind for n, kind in changelog_columns(self.stream).items() if n in kept}
         more = [
             name for name in ("window_start", REVISION) if name in self.columns and name not in self.rule.key_columns
         ]
@@ -78,9 +87,7 @@ class StoreRouter(Router):
     def _numbered(self, log: DataFrame, head: int) -> DataFrame:
         if PLACE[0] not in log.columns:
             log = log.withColumn(PLACE[0], F.lit(head).cast("bigint"))
-        return self.steps.numbered(
-            log.withColumn(EVENT, F.struct(*map(quoted, changelog_columns(self.stream)))), LOG_ORDER
-        )
+        return self.steps.numbered(log.withColumn(EVENT, F.struct(*map(quoted, self.event))), LOG_ORDER)
 
     def _empty(self, rule: Rule) -> DataFrame:
         return self.spark.createDataFrame([], schema_of(rule.state_columns))
@@ -114,7 +121,7 @@ class StoreRouter(Router):
         if made is None:
             empty = {**steps.rule.keys, STEP: "INT", ORDER: "DECIMAL(38,0)"}
             rows = self.spark.createDataFrame([], schema_of(empty))
-            event = F.lit(None).cast(schema_of(changelog_columns(self.stream))).alias(EVENT)
+            event = F.lit(None).cast(schema_of(self.event)).alias(EVENT)
             kind = schema_of(self.columns)[BEFORE].dataType
             return rows.select("*", event, *(F.lit(None).cast(kind).alias(name) for name in (BEFORE, AFTER)))
         row = F.struct(*(F.expr(shown).alias(name) for name, (_, shown) in shown_columns(self.rule).items()))
@@ -212,6 +219,14 @@ class StoreRouter(Router):
         every = every.withColumn("_said", itself | changed)
         number = F.sum(F.col("_said").cast("int")).over(of).cast("int")
         return every.withColumn(REVISION, number).where("_said").drop("_said").withColumn(STEP, F.lit(0))
+
+
+def _asked_for(route: Route, known: Iterable[str], everything: Iterable[str]) -> set[str]:
+    """Those of the columns that a route's expressions may name, and perhaps more: whose names are in them."""
+    texts = [*route.select, route.where or "", route.to.key or ""]
+    found = " ".join(texts).lower()
+    all_of = everything if any(map(ALL.search, texts)) else ()
+    return {name for name in known if name.lower() in found}.union(all_of)
 
 
 def _arrived() -> Column:

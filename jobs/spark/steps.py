@@ -65,7 +65,7 @@ def running(expression: str) -> str:
 
 
 class Steps:
-    """Of one store. ``carried`` are more columns of the changelog that each step has, of its event."""
+    """Of one store. ``carried`` are columns of the changelog that each step has of its event, in the place of when and where it was."""
 
     def __init__(self, spark: SparkSession, config: Config, rule: Rule, carried: Sequence[str] = ()) -> None:
         self.spark, self.config, self.rule, self.carried = spark, config, rule, carried
@@ -126,10 +126,12 @@ class Steps:
         return made.join(told, [*self.keys, STEP])
 
     def _told(self) -> list[Column]:
-        """What each step has of its event."""
+        """What each step has of its event: what is carried, or when and where it was."""
+        if self.carried:
+            return [F.col("_order"), *map(F.col, self.carried)]
         at = F.least("_event_time", "_log_time").alias("_at")  # nobody tells of what is still to come
         place = F.concat_ws(":", "_partition", "_offset").alias("_place")
-        return [at, place, *map(F.col, ("_order", *PLACE, *self.carried))]
+        return [at, place, *map(F.col, ("_order", *PLACE))]
 
     def _running(self, events: DataFrame, state: DataFrame, tombstones: DataFrame | None) -> DataFrame | None:
         """The states after each event where none is a reset: one walk over the events, with running aggregates. None where a reset from
