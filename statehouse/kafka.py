@@ -71,15 +71,22 @@ NOT_TO_BE_SENT = {
 NO_ID = "A" * 22  # in base64, of a topic whose brokers know no ids: they are older than Kafka 2.8
 
 
-# Why brokers did not let a client in, as it said last: by the settings' hash, when and what.
-_REFUSED: dict[int, tuple[float, str]] = {}
+class _Refusal(NamedTuple):
+    """Why brokers did not let a client in, and when it said so. Where that is not ``sure``, a broker that stops looks the same."""
+
+    at: float
+    reason: str
+    sure: bool
+
+
+_REFUSED: dict[int, _Refusal] = {}  # the last one, by the settings' hash
 REFUSED_SECONDS = 15.0  # that this explains what fails
 REFUSED_AGAIN = 5.0  # until one tries again: brokers may lock out who tries too often
-WRONG_PROTOCOL = "security.protocol"  # what librdkafka's text names where a broker hangs up at once
+TLS_FAILED = re.compile("SSL handshake failed|SSL routines|security.protocol")
 
 
 def librdkafka(properties: dict[str, Any]) -> dict[str, Any]:
-    """The file's ``kafka:`` section for confluent-kafka. Why brokers do not let it in is remembered for :func:`refusal`."""
+    """The file's ``kafka:`` section for confluent-kafka. Why brokers do not let it in is remembered."""
     return {"error_cb": functools.partial(_hear, _number(properties)), **clients.librdkafka(properties)}
 
 
@@ -89,16 +96,17 @@ def _number(properties: Mapping[str, Any]) -> int:
 
 def _hear(number: int, error: KafkaError) -> None:
     text = error.str()
-    if error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL) or WRONG_PROTOCOL in text:
+    sure = error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL) or "SSL alert" in text
+    if sure or TLS_FAILED.search(text):
         reason = re.sub(r"^\w+://\S+: | \(after \d+ms in state .*\)$", "", text)
-        _REFUSED[number] = time.monotonic(), reason
+        _REFUSED[number] = _Refusal(time.monotonic(), reason, sure)
 
 
-def refusal(properties: Mapping[str, Any], since: float = float("-inf")) -> str | None:
+def _refusal(properties: Mapping[str, Any], since: float = float("-inf")) -> _Refusal | None:
     """Why brokers did not let a client with these properties in, where that was a moment ago and after ``since`` (of the monotonic
     clock); else None. A client says it when it is polled."""
-    heard, reason = _REFUSED.get(_number(properties), (float("-inf"), ""))
-    return reason if heard >= max(since, time.monotonic() - REFUSED_SECONDS) else None
+    found = _REFUSED.get(_number(properties))
+    return found if found and found.at >= max(since, time.monotonic() - REFUSED_SECONDS) else None
 
 
 def usable_time(milliseconds: int) -> int | None:
@@ -179,25 +187,25 @@ def _answer(properties: dict[str, Any], admin: AdminClient, asked: Any, timeout:
             admin.poll(0)  # it may know why
             raise
         admin.poll(0)
-        reason = refusal(properties, began)
-        if reason and WRONG_PROTOCOL not in reason:  # of which a broker that stops looks the same
-            raise _refused(properties, reason)
+        refusal = _refusal(properties, began)
+        if refusal and refusal.sure:
+            raise _refused(properties, refusal)
 
 
-def _refused(properties: Mapping[str, Any], reason: str) -> KafkaRefused:
-    return KafkaRefused(f"Kafka at {properties.get('bootstrap.servers')} does not let us in: {reason}")
+def _refused(properties: Mapping[str, Any], refusal: _Refusal) -> KafkaRefused:
+    return KafkaRefused(f"Kafka at {properties.get('bootstrap.servers')} does not let us in: {refusal.reason}")
 
 
 def unavailable(properties: Mapping[str, Any], reason: str) -> KafkaUnavailable:
     """That Kafka did not answer, for a ``reason``; or that it did not let us in, where that is why."""
-    if why := refusal(properties):
+    if why := _refusal(properties):
         return _refused(properties, why)
     return KafkaUnavailable(f"Kafka at {properties.get('bootstrap.servers')}: {reason}")
 
 
 def _unavailable(properties: dict[str, Any], error: KafkaException | KafkaError, what: str = "") -> KafkaUnavailable:
     reason = error.args[0] if isinstance(error, KafkaException) else error
-    if reason.code() < KafkaError.UNKNOWN and (why := refusal(properties)):  # of the client's own
+    if reason.code() < KafkaError.UNKNOWN and (why := _refusal(properties)):  # of the client's own
         return _refused(properties, why)
     of_topic = TopicUnavailable if reason.code() in PASSING else KafkaUnavailable
     kind = TopicRefused if is_refusal(reason) else of_topic
@@ -255,7 +263,8 @@ def await_topic(
             create_topic(properties, topic)
             say(f"created the topic {topic}")
         except KafkaUnavailable as error:
-            refused = isinstance(error, KafkaRefused) and WRONG_PROTOCOL not in str(error)
+            known = _refusal(properties)
+            refused = isinstance(error, KafkaRefused) and known is not None and known.sure
             if time.monotonic() > until or stopping() or (refused and patience != float("inf")):
                 raise
             if not told:

@@ -129,7 +129,6 @@ def test_who_does_not_come_in_is_told_so(spark, shut_out, kind):
     config = shut_out(kind)
     began = time.monotonic()
     check = next(doctor.topics(config))
-    print(kind, check)
     assert (check.name, check.level) == ("Kafka", "bad") and "does not let us in: " in check.found
     assert check.advice == KafkaRefused.advice
     ingest = Ingest(spark, config, config.streams["s"])
@@ -147,7 +146,7 @@ def test_java_says_it_soon_too(spark, shut_out, kind):
     began = time.monotonic()
     with pytest.raises(Exception) as error:  # whatever Spark makes of it
         spark.read.format("kafka").options(**options).option("subscribe", config.streams["s"].topic).load().count()
-    print(kind, first_line(error.value), time.monotonic() - began)
+    assert "\n" not in first_line(error.value)
     assert time.monotonic() - began < 3 * SOON
     assert WRONG not in str(error.value)
 
@@ -173,8 +172,7 @@ def test_the_api_says_why_a_write_fails(shut_out):
         app.extensions["statehouse"].replica.stop()
 
 
-@pytest.mark.parametrize(("kind", "protocol"), [("scram-256", "SASL_SSL"), ("scram-512", "SASL_PLAINTEXT")])
-def test_another_protocol_than_the_brokers(signed, kind, protocol):
-    properties = {**signed(kind).kafka, "security.protocol": protocol}
-    with pytest.raises(KafkaRefused, match=r"SSL|security\.protocol"):
+def test_another_protocol_than_the_brokers(signed):
+    properties = {**signed("scram-256").kafka, "security.protocol": "SASL_SSL"}
+    with pytest.raises(KafkaRefused, match="SSL handshake failed"):
         kafka.find_topic(properties, "t", 3)
