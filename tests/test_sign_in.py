@@ -12,6 +12,7 @@ import yaml
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from api import create_app
+from jobs.check import unknown_properties
 from jobs.ingest import Ingest
 from jobs.merge import Merge
 from jobs.publish import Publisher
@@ -160,6 +161,11 @@ def test_a_key_is_opened_on_the_driver(spark, tmp_path):
     with pytest.raises(ConfigError, match=r"kafka\.ssl\.key: found a key that Java cannot open") as error:
         private_key.opened(gateway, sealed.read_text(), WRONG)
     assert WRONG not in str(error.value)
+
+
+def test_check_notes_a_property_that_nobody_knows(spark, signed):
+    config = signed("scram-256", sasl_login_read_timeout_ms=5000, sasl_pasword="x")
+    assert unknown_properties(spark, config) == ["sasl.pasword"]
 
 
 def test_the_api_says_why_a_write_fails(shut_out):
