@@ -30,7 +30,9 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import IO, NoReturn
@@ -59,8 +61,8 @@ JVM_OPTIONS = [
 SERVER_SETTINGS = """\
 process.roles=broker,controller
 node.id=1
-listeners=CLIENTS://{host}:{port},CONTROLLER://{host}:{controller_port}
-listener.security.protocol.map=CLIENTS:PLAINTEXT,CONTROLLER:PLAINTEXT
+listeners=CLIENTS://{host}:{port},CONTROLLER://{host}:{controller_port}{addresses}
+listener.security.protocol.map=CLIENTS:PLAINTEXT,CONTROLLER:PLAINTEXT{protocols}
 inter.broker.listener.name=CLIENTS
 controller.listener.names=CONTROLLER
 controller.quorum.voters=1@{host}:{controller_port}
@@ -158,17 +160,47 @@ def _free_ports(count: int) -> list[int]:
     return free[:count]
 
 
+@dataclass(frozen=True)
+class Listener:
+    """An address of its own for clients: its name in capitals, its ``protocol`` (``SSL``, ``SASL_PLAINTEXT``, ``SASL_SSL``), and
+    the broker's ``settings`` for it, without their prefix."""
+
+    name: str
+    protocol: str
+    settings: Mapping[str, str]
+
+    def lines(self) -> list[str]:
+        """Its lines of ``server.properties``."""
+        prefix = f"listener.name.{self.name.lower()}"
+        return [f"{prefix}.{name}={_escaped(value)}\n" for name, value in self.settings.items()]
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n")
+
+
 class Broker:
     """A Kafka node that keeps its data in ``directory`` and lives no longer than the process that starts it.
 
     ``port`` 0 is the port of the directory's last start, or any free one; ``partitions`` is what a topic gets
-    that comes into being with its first message.
+    that comes into being with its first message. ``listeners`` are further addresses, where clients have to sign in, and
+    ``jvm_options`` what they need.
     """
 
-    def __init__(self, directory: Path, port: int = 0, partitions: int = 2) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        port: int = 0,
+        partitions: int = 2,
+        listeners: Sequence[Listener] = (),
+        jvm_options: Sequence[str] = (),
+    ) -> None:
         self.directory = Path(directory)
         self.port = port
         self.partitions = partitions
+        self.listeners = listeners
+        self.jvm_options = jvm_options
+        self._ports: dict[str, int] = {}
         self.log = self.directory / "broker.log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -176,6 +208,10 @@ class Broker:
     def bootstrap(self) -> str:
         """The address for clients, as in ``bootstrap.servers``; known once the broker was started."""
         return f"{HOST}:{self.port}"
+
+    def address(self, listener: str) -> str:
+        """The address of one of the ``listeners``, by its name; another one after each start."""
+        return f"{HOST}:{self._ports[listener]}"
 
     @property
     def pid(self) -> int | None:
@@ -188,7 +224,7 @@ class Broker:
         :raises BrokerError: the directory or the port is in use, or Kafka did not come up; with the reason.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
-        command = [_java(), *JVM_OPTIONS, "-cp", f"{kafka_jars()}/*"]
+        command = [_java(), *JVM_OPTIONS, *self.jvm_options, "-cp", f"{kafka_jars()}/*"]
         # The JVM inherits the open lock file, and with it the lock, which is then its own: it is free when
         # the JVM is gone, however that happened, and whoever has started it.
         with (self.directory / "lock").open("a+") as lock:
@@ -257,7 +293,8 @@ class Broker:
 
     def _write_settings(self) -> None:
         remembered = self.directory / "port"
-        port, controller_port = _free_ports(2)
+        port, controller_port, *others = _free_ports(2 + len(self.listeners))
+        self._ports = {listener.name: other for listener, other in zip(self.listeners, others, strict=True)}
         if not self.port:
             self.port = int(remembered.read_text() or port) if remembered.exists() else port
         if not _is_free(self.port):
@@ -266,9 +303,17 @@ class Broker:
             )
         remembered.write_text(f"{self.port}\n")
         settings = SERVER_SETTINGS.format(
-            host=HOST, port=self.port, controller_port=controller_port, partitions=self.partitions
+            host=HOST,
+            port=self.port,
+            controller_port=controller_port,
+            partitions=self.partitions,
+            addresses="".join(f",{each.name}://{HOST}:{self._ports[each.name]}" for each in self.listeners),
+            protocols="".join(f",{each.name}:{each.protocol}" for each in self.listeners),
         )
-        (self.directory / "server.properties").write_text(settings)
+        settings += "".join(line for each in self.listeners for line in each.lines())
+        file = self.directory / "server.properties"
+        file.touch(0o600)  # it may have passwords
+        file.write_text(settings)
         (self.directory / "log4j2.properties").write_text(LOG_SETTINGS)
 
     def _format(self, command: list[str]) -> None:

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StructType
 
 from jobs.route import SOURCE, columns_of, shaped, shown_columns
+from jobs.spark import databricks
 from jobs.spark.expressions import (
     KEYS,
     KNOWN,
@@ -31,11 +32,22 @@ from jobs.tasks.messages import visible
 from statehouse.config.models import Config, Lookup, Own, Route, Store, Stream, Task
 from statehouse.errors import ConfigError, StatehouseError
 from statehouse.fold import Rule
+from statehouse.kafka_clients import known_to_librdkafka
 from statehouse.records import is_text_of
 from statehouse.spark_sql import TIMES
 from statehouse.types import parse_type
 
 MOST_DECIMALS = 36  # of a number that is added up: one digit more than 38 would be needed for the sum
+
+
+def unknown_properties(spark: SparkSession, config: Config) -> list[str]:
+    """The properties of ``kafka:`` that neither librdkafka nor Spark's client knows."""
+    unsure = [name for name in config.kafka if not known_to_librdkafka(name)]
+    if not unsure:
+        return []
+    clients = databricks.kafka_package(spark).clients
+    known = {*clients.consumer.ConsumerConfig.configNames(), *clients.producer.ProducerConfig.configNames()}
+    return [name for name in unsure if name not in known]
 
 
 def problems(spark: SparkSession, config: Config) -> list[tuple[tuple, str]]:

@@ -37,6 +37,12 @@ class KafkaUnavailable(StatehouseError):
     advice = "start Kafka, or correct `kafka: bootstrap.servers`; `statehouse doctor` says whether it answers"
 
 
+class KafkaRefused(KafkaUnavailable):
+    """Kafka does not let us in: a wrong password, token or certificate, or another security protocol."""
+
+    advice = "correct the sign-in in `kafka:`, or the secret in the environment, and start again"
+
+
 class TopicUnavailable(KafkaUnavailable):
     """Kafka answers, and cannot use a topic for now, such as one of which too few replicas are there: it is tried again."""
 

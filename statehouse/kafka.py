@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import functools
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -10,7 +13,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
-from statehouse.errors import KafkaUnavailable, TopicRefused, TopicUnavailable
+from statehouse import kafka_clients as clients
+from statehouse.errors import KafkaRefused, KafkaUnavailable, TopicRefused, TopicUnavailable
+from statehouse.kafka_clients import java as java
 
 # A record's own time counts in these years. Before them Spark takes it for one of another calendar, after them it is no time in JSON.
 FIRST_TIME, LAST_TIME = "1583-01-01 00:00:00", "9999-12-31 23:59:59.999"
@@ -66,23 +71,42 @@ NOT_TO_BE_SENT = {
 NO_ID = "A" * 22  # in base64, of a topic whose brokers know no ids: they are older than Kafka 2.8
 
 
+class _Refusal(NamedTuple):
+    """Why brokers did not let a client in, and when it said so. Where that is not ``sure``, a broker that stops looks the same."""
+
+    at: float
+    reason: str
+    sure: bool
+
+
+_REFUSED: dict[int, _Refusal] = {}  # the last one, by the settings' hash
+REFUSED_SECONDS = 15.0  # that this explains what fails
+REFUSED_AGAIN = 5.0  # until one tries again: brokers may lock out who tries too often
+TLS_FAILED = re.compile("SSL handshake failed|SSL routines|security.protocol")
+
+
 def librdkafka(properties: dict[str, Any]) -> dict[str, Any]:
-    """The file's ``kafka:`` section for confluent-kafka. Its log lines are dropped: what matters is raised."""
-    own = {k: v for k, v in properties.items() if k != "sasl.jaas.config"}
-    return {"log_level": 0, **own}
+    """The file's ``kafka:`` section for confluent-kafka. Why brokers do not let it in is remembered."""
+    return {"error_cb": functools.partial(_hear, _number(properties)), **clients.librdkafka(properties)}
 
 
-def java(properties: dict[str, Any]) -> dict[str, str]:
-    """The same section for Kafka's Java client, as Spark uses it: user and password become a JAAS line."""
-    own = {k: str(v) for k, v in properties.items() if k not in ("sasl.username", "sasl.password")}
-    if "sasl.username" in properties:
-        scram = str(properties.get("sasl.mechanism", properties.get("sasl.mechanisms", "PLAIN"))).startswith("SCRAM")
-        module = "scram.ScramLoginModule" if scram else "plain.PlainLoginModule"
-        own["sasl.jaas.config"] = (
-            f"org.apache.kafka.common.security.{module} required "
-            f'username="{properties["sasl.username"]}" password="{properties["sasl.password"]}";'
-        )
-    return own
+def _number(properties: Mapping[str, Any]) -> int:
+    return hash(tuple(sorted((name, str(value)) for name, value in properties.items())))
+
+
+def _hear(number: int, error: KafkaError) -> None:
+    text = error.str()
+    sure = error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL) or "SSL alert" in text
+    if sure or TLS_FAILED.search(text):
+        reason = re.sub(r"^\w+://\S+: | \(after \d+ms in state .*\)$", "", text)
+        _REFUSED[number] = _Refusal(time.monotonic(), reason, sure)
+
+
+def _refusal(properties: Mapping[str, Any], since: float = float("-inf")) -> _Refusal | None:
+    """Why brokers did not let a client with these properties in, where that was a moment ago and after ``since`` (of the monotonic
+    clock); else None. A client says it when it is polled."""
+    found = _REFUSED.get(_number(properties))
+    return found if found and found.at >= max(since, time.monotonic() - REFUSED_SECONDS) else None
 
 
 def usable_time(milliseconds: int) -> int | None:
@@ -112,7 +136,8 @@ def find_topic(
     """The topic of that name; None where there is none. Raises :class:`KafkaUnavailable`. Who asks often has an ``admin``."""
     client = admin or AdminClient(librdkafka(properties))  # held by a name: the request dies with it
     try:
-        found = client.describe_topics(TopicCollection([topic]), request_timeout=timeout)[topic].result(timeout + 5)
+        asked = client.describe_topics(TopicCollection([topic]), request_timeout=timeout)[topic]
+        found = _answer(properties, client, asked, timeout)
     except KafkaException as error:
         if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return None
@@ -127,6 +152,7 @@ def topic_names(properties: dict[str, Any], timeout: float = 10.0) -> list[str]:
     try:
         return sorted(admin.list_topics(timeout=timeout).topics)
     except KafkaException as error:
+        admin.poll(0)
         raise _unavailable(properties, error) from None
 
 
@@ -147,8 +173,40 @@ def partitions(properties: dict[str, Any], topic: str, timeout: float = 10.0) ->
     return found.partitions if found else []
 
 
+def _answer(properties: dict[str, Any], admin: AdminClient, asked: Any, timeout: float) -> Any:
+    """What brokers answer to a request of an ``admin``. Raises KafkaException; and KafkaRefused as soon as they do not let it in,
+    which the client itself would try until the timeout."""
+    began = time.monotonic()
+    while True:
+        try:
+            return asked.result(0.1)
+        except concurrent.futures.TimeoutError:
+            if time.monotonic() > began + timeout + 5:
+                raise
+        except KafkaException:
+            admin.poll(0)  # it may know why
+            raise
+        admin.poll(0)
+        refusal = _refusal(properties, began)
+        if refusal and refusal.sure:
+            raise _refused(properties, refusal)
+
+
+def _refused(properties: Mapping[str, Any], refusal: _Refusal) -> KafkaRefused:
+    return KafkaRefused(f"Kafka at {properties.get('bootstrap.servers')} does not let us in: {refusal.reason}")
+
+
+def unavailable(properties: Mapping[str, Any], reason: str) -> KafkaUnavailable:
+    """That Kafka did not answer, for a ``reason``; or that it did not let us in, where that is why."""
+    if why := _refusal(properties):
+        return _refused(properties, why)
+    return KafkaUnavailable(f"Kafka at {properties.get('bootstrap.servers')}: {reason}")
+
+
 def _unavailable(properties: dict[str, Any], error: KafkaException | KafkaError, what: str = "") -> KafkaUnavailable:
     reason = error.args[0] if isinstance(error, KafkaException) else error
+    if reason.code() < KafkaError.UNKNOWN and (why := _refusal(properties)):  # of the client's own
+        return _refused(properties, why)
     of_topic = TopicUnavailable if reason.code() in PASSING else KafkaUnavailable
     kind = TopicRefused if is_refusal(reason) else of_topic
     return kind(f"Kafka at {properties.get('bootstrap.servers')}: {what}{reason.str()}")
@@ -162,7 +220,7 @@ def create_topic(
     new = NewTopic(topic, num_partitions=-1, replication_factor=-1, config=dict(settings or {}))
     admin = AdminClient(librdkafka(properties))  # held by a name: the request dies with it
     try:
-        admin.create_topics([new], request_timeout=timeout)[topic].result(timeout + 5)
+        _answer(properties, admin, admin.create_topics([new], request_timeout=timeout)[topic], timeout)
     except KafkaException as error:
         if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
             raise _unavailable(properties, error, f"topic {topic!r} cannot be created: ") from None
@@ -174,7 +232,8 @@ def topic_settings(properties: dict[str, Any], topic: str, timeout: float = 10.0
     admin, until = AdminClient(librdkafka(properties)), time.monotonic() + timeout
     while True:
         try:
-            found = admin.describe_configs([resource], request_timeout=timeout)[resource].result(timeout + 5)
+            asked = admin.describe_configs([resource], request_timeout=timeout)[resource]
+            found = _answer(properties, admin, asked, timeout)
             break
         except KafkaException as error:
             # One that was made a moment ago is not known to every broker yet.
@@ -193,7 +252,8 @@ def await_topic(
 ) -> list[int]:
     """The partitions of a topic, which is created if it is absent; waits while Kafka is away.
 
-    ``patience`` is in seconds; after them the last :class:`KafkaUnavailable` is raised.
+    ``patience`` is in seconds; after them the last :class:`KafkaUnavailable` is raised. Who has an end to it is told at once that
+    Kafka does not let us in.
     """
     until, told = time.monotonic() + patience, False
     while True:
@@ -203,12 +263,16 @@ def await_topic(
             create_topic(properties, topic)
             say(f"created the topic {topic}")
         except KafkaUnavailable as error:
-            if time.monotonic() > until or stopping():
+            known = _refusal(properties)
+            refused = isinstance(error, KafkaRefused) and known is not None and known.sure
+            if time.monotonic() > until or stopping() or (refused and patience != float("inf")):
                 raise
             if not told:
                 say(f"{error}; waiting for it")
                 told = True
-            time.sleep(0.5)
+            again = time.monotonic() + (REFUSED_AGAIN if refused else 0.5)
+            while time.monotonic() < again and not stopping():
+                time.sleep(0.1)
 
 
 def first_time(properties: dict[str, Any], topic: str, offsets: Mapping[int, int], timeout: float = 10.0) -> float:
@@ -226,9 +290,7 @@ def first_time(properties: dict[str, Any], topic: str, offsets: Mapping[int, int
         while len(times) < len(found):
             message = consumer.poll(max(0.0, until - time.monotonic()))
             if message is None:
-                raise KafkaUnavailable(
-                    f"Kafka at {properties.get('bootstrap.servers')}: no records of {topic!r} in time"
-                )
+                raise unavailable(properties, f"no records of {topic!r} in time")
             if (error := message.error()) is None:
                 times.setdefault(message.partition(), message.timestamp()[1] / 1000)
             elif error.code() == KafkaError._PARTITION_EOF:
@@ -253,9 +315,7 @@ def records_from(
         while left:
             message = consumer.poll(timeout)
             if message is None:
-                raise KafkaUnavailable(
-                    f"Kafka at {properties.get('bootstrap.servers')}: no records of {topic!r} in time"
-                )
+                raise unavailable(properties, f"no records of {topic!r} in time")
             if (error := message.error()) is None:
                 yield message
             elif error.code() == KafkaError._PARTITION_EOF:
@@ -278,9 +338,7 @@ def headers_at(
         while True:
             message = consumer.poll(max(0.0, until - time.monotonic()))
             if message is None:
-                raise KafkaUnavailable(
-                    f"Kafka at {properties.get('bootstrap.servers')}: no record of {topic!r} in time"
-                )
+                raise unavailable(properties, f"no record of {topic!r} in time")
             error = message.error()
             if error is None:
                 headers: Any = message.headers() or []

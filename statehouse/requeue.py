@@ -21,7 +21,6 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from statehouse import kafka
 from statehouse.config.models import ISOLATION, Config, Stream
-from statehouse.errors import KafkaUnavailable
 from statehouse.headers import REQUEUED_HEADER
 from statehouse.tables import batches, metadata, opened, select, table
 
@@ -122,7 +121,7 @@ class _Sender:
     """The one that sends: from its making on no other one can commit."""
 
     def __init__(self, properties: dict[str, Any], topic: str) -> None:
-        self._topic, self._servers = topic, properties.get("bootstrap.servers")
+        self._topic, self._properties = topic, properties
         settings = {"partitioner": "murmur2_random", **kafka.librdkafka(properties)}  # as Java's clients
         limits = {"transaction.timeout.ms": int(SECONDS * 1000), "message.max.bytes": 100_000_000}
         self._client = Producer({**settings, **limits, "transactional.id": f"statehouse-requeue-{topic}"})
@@ -176,4 +175,4 @@ class _Sender:
             said = "another one sends refused records of this topic again; none was sent here"
             if not fenced:
                 said = f"{reason.str()}. They may have been sent or not: ask again, what was sent is not sent twice"
-            raise KafkaUnavailable(f"Kafka at {self._servers}: {said}") from None
+            raise kafka.unavailable(self._properties, said) from None

@@ -63,11 +63,11 @@ def proposed(rows):
     return key, time, agent, (rule.reduce, rule.value)
 
 
-def init(tmp_path, *words):
+def init(tmp_path, *words, environ=None):
     """Run the command; the file as a configuration, and as text."""
     out = tmp_path / "statehouse.yaml"
     assert main(["init", "--out", str(out), "--yes", *map(str, words)]) == 0
-    return load(out, {}), out.read_text()
+    return load(out, environ or {}), out.read_text()
 
 
 def refused(config, payloads):
@@ -245,7 +245,14 @@ def test_the_schema_takes_every_record_that_it_was_made_of():
 def test_flags_say_what_is_wanted(tmp_path):
     file = lines(tmp_path / "old reports.jsonl", REPORTS)
     words = ["--key", "key,agent", "--time", "none", "--reduce", "count", "--store", "seen", "--topic", "agent-reports"]
-    config, text = init(tmp_path, "--file", file, *words, "--kafka", "sasl.password=hidden", "--kafka", "client.id=a b")
+    signing = {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "u",
+        "sasl.password": "hidden",
+    }
+    words += [w for n, v in {**signing, "client.id": "a b"}.items() for w in ("--kafka", f"{n}={v}")]
+    config, text = init(tmp_path, "--file", file, *words, environ={"STATEHOUSE_KAFKA__SASL_PASSWORD": "hidden"})
     [stream], store = config.streams.values(), config.stores["seen"]
     assert (stream.name, stream.topic, stream.time) == ("agent_reports", "agent-reports", None)
     assert (store.key, store.value, store.reduce, store.agent) == (["key", "agent"], None, "count", None)

@@ -17,7 +17,7 @@ from confluent_kafka import Producer as Client
 
 from api.errors import Problem
 from statehouse.errors import KafkaUnavailable
-from statehouse.kafka import librdkafka
+from statehouse.kafka import librdkafka, unavailable
 
 ACKNOWLEDGED_MS = 8000  # after that Kafka's client gives a message up
 PATIENCE = 10.0  # seconds; more than the client's, so that its verdict is always heard
@@ -112,7 +112,7 @@ class Producer:
         return self._away(reason.str() + so_far)
 
     def _away(self, reason: str) -> KafkaUnavailable:
-        return KafkaUnavailable(f"Kafka at {self._properties.get('bootstrap.servers')}: {reason}")
+        return unavailable(self._properties, reason)
 
     def _open(self) -> Client:
         with self._opening:

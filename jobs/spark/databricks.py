@@ -6,13 +6,16 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from jobs.spark import private_key
 from statehouse import kafka
 from statehouse.errors import ConfigError
 from statehouse.places import remote
 
 VOLUMES = "/Volumes/"
+KEY, KEY_PASSWORD = "ssl.keystore.key", "ssl.key.password"
 SETTINGS = {
     # What the fold relies on; the rest of spark-defaults.conf is for a machine of our own.
     "spark.sql.ansi.enabled": "false",
@@ -58,8 +61,16 @@ def unlocked(root: str) -> bool:
     return remote(root) or volume(root)
 
 
+def kafka_package(spark: SparkSession) -> Any:
+    """``org.apache.kafka`` of the session's JVM."""
+    jvm: Any = spark._jvm
+    return (jvm.kafkashaded if here() else jvm).org.apache.kafka
+
+
 def client(properties: dict[str, Any]) -> dict[str, str]:
-    """The file's ``kafka:`` section for the Kafka client that Spark has. There its classes, such as those that log in, are under
-    another name."""
+    """The file's ``kafka:`` section for the Kafka client that Spark has: with a private key that it can read. There its classes, such as
+    those that log in, are under another name."""
     given = kafka.java(properties)
+    if private_key.is_encrypted(given.get(KEY, "")) and (context := SparkContext._active_spark_context):
+        given[KEY] = private_key.opened(context._gateway, given[KEY], given.pop(KEY_PASSWORD, ""))
     return {k: f"kafkashaded.{v}" if here() and v.startswith("org.apache.kafka.") else v for k, v in given.items()}

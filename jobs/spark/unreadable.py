@@ -45,7 +45,7 @@ def read_records(
         while len(ended) < len(found) and len(rows) < most:
             message = consumer.poll(SECONDS)
             if message is None:
-                raise KafkaUnavailable(f"Kafka at {properties.get('bootstrap.servers')}: no records of {topic!r}")
+                raise kafka.unavailable(properties, f"no records of {topic!r}")
             error, partition, offset = message.error(), message.partition() or 0, message.offset() or 0
             if error is None:
                 time = kafka.usable_time(message.timestamp()[1])

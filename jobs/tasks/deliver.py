@@ -55,7 +55,7 @@ def _produce(properties: dict[str, Any], messages: Sequence[Message], batches: M
 
     def teller(index: int) -> Callable[[KafkaError | None, Delivered], None]:
         def delivered(error: KafkaError | None, _message: Delivered) -> None:
-            outcomes[index] = _outcome(where, messages[index], error)
+            outcomes[index] = _outcome(properties, messages[index], error)
 
         return delivered
 
@@ -68,14 +68,15 @@ def _produce(properties: dict[str, Any], messages: Sequence[Message], batches: M
                 producer.poll(1)
                 continue
             except KafkaException as error:
-                outcomes[index] = _outcome(where, message, error.args[0])
+                outcomes[index] = _outcome(properties, message, error.args[0])
             break
     producer.flush(PATIENCE + 5)
     return outcomes
 
 
-def _outcome(where: str, message: Message, error: KafkaError | None) -> Outcome:
+def _outcome(properties: dict[str, Any], message: Message, error: KafkaError | None) -> Outcome:
     if error is None:
         return Outcome()
-    reason = f"{message.topic}: {error.str()}"
-    return Outcome(refused=reason) if kafka.is_refusal(error) else Outcome(delayed=f"{where}: {reason}")
+    if kafka.is_refusal(error):
+        return Outcome(refused=f"{message.topic}: {error.str()}")
+    return Outcome(delayed=str(kafka.unavailable(properties, f"{message.topic}: {error.str()}")))

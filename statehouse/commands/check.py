@@ -62,7 +62,7 @@ def _ask(path: Path, config: Config, document: YamlFile) -> tuple[list[Problem],
     """What Spark refuses; and where it refuses nothing, what DuckDB cannot compute."""
     spark = start_spark(config, "check")
     from api.engine.check import check as duckdb_check
-    from jobs.check import problems
+    from jobs.check import problems, unknown_properties
     from jobs.law import counterexample
     from jobs.spark.expressions import rule_of
 
@@ -81,7 +81,20 @@ def _ask(path: Path, config: Config, document: YamlFile) -> tuple[list[Problem],
         f"{path}:{document.line_of(where)}: note: {'.'.join(map(str, where))}: {message}; served at the MERGE's freshness"
         for where, message in (() if wrong else duckdb_check(config, rules))
     ]
-    return lines, [*_derived(path, config, document), *notes]
+    return lines, [
+        *_kafka(path, config, document, unknown_properties(spark, config)),
+        *_derived(path, config, document),
+        *notes,
+    ]
+
+
+def _kafka(path: Path, config: Config, document: YamlFile, unknown: list[str]) -> list[str]:
+    """What may not be meant so in the section ``kafka``."""
+    from statehouse.kafka_clients import notes
+
+    both = "found a property that neither librdkafka nor Spark's client knows; it has no effect"
+    found = [*notes(config.kafka), *((name, both) for name in unknown)]
+    return [f"{path}:{document.line_of(('kafka', name))}: note: kafka.{name}: {message}" for name, message in found]
 
 
 def _derived(path: Path, config: Config, document: YamlFile) -> list[str]:

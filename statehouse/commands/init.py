@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from importlib import resources
@@ -81,7 +82,7 @@ def init(out: str, force: bool, example: str | None, as_json: bool, **given: Any
         raise StatehouseError(
             f"{path}: cannot be written: {error.strerror}", advice="name another with --out"
         ) from None
-    steps = _next_steps(path, given["source"] if sample and sample.lines else None, key)
+    steps = _next_steps(path, given["source"] if sample and sample.lines else None, key, given["properties"])
     if as_json:
         counts = {"records": len(sample.records), "refused": sample.refused} if sample else {}
         print_json({"file": str(path), **counts, "next": [step for step, _ in steps]})
@@ -103,11 +104,14 @@ def _read(sample: Sample | None) -> str:
     return text
 
 
-def _next_steps(path: Path, source: str | None, key: str | None) -> list[tuple[str, str]]:
+def _next_steps(path: Path, source: str | None, key: str | None, properties: tuple[str, ...]) -> list[tuple[str, str]]:
     """The commands to run now, and what each does."""
     from statehouse.config.file import load
+    from statehouse.kafka_clients import is_secret, secrets_of, variable
 
-    config = load(path, {})
+    # What is not in the file, nor anything else of this environment.
+    secrets = secrets_of(os.environ) | {n: v for n, v in map(_property, properties) if is_secret(n)}
+    config = load(path, {variable(name): value for name, value in secrets.items()})
     stream, store = next(iter(config.streams)), next(iter(config.stores))
     file = "" if str(path) == "statehouse.yaml" else f" -c {path}"
     steps = [(f"statehouse check{file}", "are all expressions right?")]
@@ -139,9 +143,13 @@ def _proposed(
     """The file's text, a key to ask for, and the sample that it is made of."""
     from statehouse.init.propose import Choice, file_text, look_at, name_of
     from statehouse.init.roles import Rule
+    from statehouse.kafka_clients import complaints, secrets_of
 
     ask = not yes and sys.stdin.isatty() and sys.stderr.isatty()
-    kafka = {"bootstrap.servers": bootstrap, **dict(_property(text) for text in properties)}
+    secrets = secrets_of(os.environ)
+    kafka = {"bootstrap.servers": bootstrap, **secrets, **dict(_property(text) for text in properties)}
+    if not source and (wrong := next(complaints(kafka), None)):
+        raise ConfigError(f"--kafka {wrong[0]}: {wrong[1]}")
     sample = _sampled(kafka, topic, source, records, ask)
     topic = topic or (
         name_of(Path(source or "").name.split(".")[0]) if source else sample.source.removeprefix("topic ")

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from statehouse import kafka_clients
 from statehouse.config.models import (
     TASK_TOPICS,
     Api,
@@ -54,8 +55,11 @@ def _override(data: Any, environ: Mapping[str, str]) -> None:
         name = known.get(leaf, another)
         if (at is data and leaf not in known) or isinstance(at.get(name), (dict, list)):
             continue  # other variables with this prefix are not ours; only scalars can be overridden
-        is_path = (*parents, name) in (("root",), ("api", "tokens")) and not remote(value)
-        at[name] = str(Path(value).absolute()) if is_path else parse_yaml(value, f"${variable}", "a value").data
+        paths = (("root",), ("api", "tokens"), *(("kafka", file) for file in kafka_clients.FILES))
+        if (*parents, name) in paths and not remote(value):
+            at[name] = str(Path(value).absolute())
+        else:  # a password is what it is, also where YAML would take it for a number
+            at[name] = value if parents == ["kafka"] else parse_yaml(value, f"${variable}", "a value").data
 
 
 def _flat(name: Any) -> str:
@@ -87,6 +91,11 @@ def from_document(document: YamlFile, path: Path, environ: Mapping[str, str] = o
         config = Config.model_validate(data)
     except ValidationError as error:
         raise ConfigError("\n".join(_complaint(path, document, e) for e in error.errors())) from None
+    properties = kafka_clients.located(config.kafka, path.parent)
+    wrong = [(("kafka", name), f"kafka.{name}: {message}") for name, message in kafka_clients.complaints(properties)]
+    if wrong:
+        raise ConfigError("\n".join(f"{path}:{document.line_of(where)}: {message}" for where, message in wrong))
+    config = config.model_copy(update={"kafka": properties})
     for where, message in _unregistered(config):
         raise ConfigError(f"{path}:{document.line_of(where)}: {'.'.join(where)}: {message}")
     prepare(config.root)
@@ -229,5 +238,6 @@ def _complaint(path: Path, document: YamlFile, error: Mapping[str, Any]) -> str:
     elif error["type"] == "missing":
         message = f"found no {where[-1]!r}, expected one"
     elif "found" not in message:
-        message = f"found {error['input']!r}: {message}"
+        secret = where[:1] in (("kafka",), ("registry",))
+        message = f"found {'a ' + type(error['input']).__name__ if secret else repr(error['input'])}: {message}"
     return f"{path}:{document.line_of(where)}: {'.'.join(map(str, where))}: {message}"

@@ -16,6 +16,7 @@ from statehouse.init.roles import Candidate, Leaf, Rule, agents, few, keys, leav
 from statehouse.init.sample import Sample
 from statehouse.init.shapes import Column, columns_of
 from statehouse.init.writing import Proposal, text_of
+from statehouse.kafka_clients import is_secret, variable
 from statehouse.records import decoder_for
 from statehouse.tables import EVENT_COLUMNS
 from statehouse.values import RESERVED, parse_expression
@@ -95,7 +96,8 @@ def file_text(findings: Findings, choice: Choice, out: str | Path) -> str:
         why_key=first.why if first else "",
     )
     text = text_of(proposal)
-    config = from_document(parse_yaml(text, str(out), "a statehouse.yaml"), Path(out), {})
+    secrets = {variable(name): str(value) for name, value in choice.kafka.items() if is_secret(name)}
+    config = from_document(parse_yaml(text, str(out), "a statehouse.yaml"), Path(out), secrets)
     _check_columns(proposal, findings)
     decoder = decoder_for(config.streams[stream], [], [])
     payloads = [record.text.encode() for record in findings.sample.records]

@@ -11,9 +11,9 @@ from typing import Any
 import yaml
 
 from statehouse.init.shapes import Column
+from statehouse.kafka_clients import is_secret, variable
 
 WIDTH = 42  # where comments begin
-SECRET = ("password", "secret", "sasl.jaas.config")  # of Kafka's properties: they are not for a file that is shared
 REDUCERS = "latest, first, sum, count, min, max, avg, majority, at_least_one(value, otherwise)"
 
 
@@ -49,8 +49,8 @@ def text_of(proposal: Proposal) -> str:
         "# Change what you like, then run `statehouse check`.",
         _with(f"root: {_scalar(proposal.root)}", "where the tables are: a path, s3a://, abfss://"),
         "kafka:",
-        *(f"  {_scalar(n)}: {_scalar(v)}" for n, v in proposal.kafka.items() if not _secret(n)),
-        *(f"  # {_scalar(n)}: comes from the environment, {_variable(n)}" for n in proposal.kafka if _secret(n)),
+        *(f"  {_scalar(n)}: {_scalar(v)}" for n, v in proposal.kafka.items() if not is_secret(n)),
+        *(f"  # {_scalar(n)}: comes from the environment, ${variable(n)}" for n in proposal.kafka if is_secret(n)),
         "",
         "streams:",
         f"  {proposal.stream}:",
@@ -126,11 +126,3 @@ def _scalar(value: Any, flow: bool = False) -> str:
     if text.isprintable() and plain == {"x": [text] if flow else text}:
         return text
     return json.dumps(text)
-
-
-def _secret(name: str) -> bool:
-    return any(word in name for word in SECRET)
-
-
-def _variable(name: str) -> str:
-    return "$STATEHOUSE_KAFKA__" + re.sub("[^A-Z0-9]", "_", name.upper())
