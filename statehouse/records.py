@@ -20,8 +20,9 @@ import pyarrow.compute as pc
 
 from statehouse import topics
 from statehouse.decoder import decoder_of
+from statehouse.formats.debezium import decoder_of as change_decoder_of
 from statehouse.formats.decoders import decoder_of as payload_decoder_of
-from statehouse.formats.format import JSON, Format, Schemas
+from statehouse.formats.format import DEBEZIUM, JSON, Format, Schemas
 from statehouse.formats.wire import ID_HEADER
 from statehouse.headers import (
     OP_HEADER,
@@ -30,6 +31,7 @@ from statehouse.headers import (
     REQUEUED_HEADER,
     STORE_HEADER,
     TASK_OPERATIONS,
+    TOMBSTONE,
 )
 from statehouse.payload import SHOWN, Field, Refused, convert, micros_of, read_object, text_of
 from statehouse.types import ENCODED, FORMS, INTEGERS, Type, parse_type, type_or_none
@@ -125,13 +127,16 @@ class RecordDecoder:
     ) -> pa.RecordBatch:
         """Records as :attr:`schema` has them, in their order: of each what its headers say of operation and store, its key as text
         (None where it is not UTF-8), its value, and what its headers say of its schema and of its rank (None: of none anything)."""
+        captured = self.format.name == DEBEZIUM
         kinds = [
-            header_text(operation) or (REPORT if value is not None else "purge")
+            header_text(operation) or (REPORT if value is not None or captured else "purge")
             for operation, value in zip(operations, values, strict=True)
         ]
         controls = [index for index, kind in enumerate(kinds) if kind != REPORT]
         if self.format.name == JSON:
             texts, columns, reasons = self._json(values, kinds)
+        elif captured:
+            texts, columns, reasons = self._captured(values, kinds, ids or [None] * len(values), keys)
         else:
             texts, columns, reasons = self._formatted(values, kinds, ids or [None] * len(values))
         names: list[str | None] = [None] * len(texts)
@@ -170,6 +175,24 @@ class RecordDecoder:
                 reasons[index] = f"found nothing, expected a payload in {self.format.name}"
         return texts, columns, reasons
 
+    def _captured(
+        self,
+        values: Sequence[bytes | None],
+        kinds: list[str],
+        ids: Sequence[bytes | None],
+        keys: Sequence[str | None],
+    ) -> Decoded:
+        """Changes of a table's rows, of which those that delete one become purges, and those that say nothing tombstones, in ``kinds``;
+        and the text of control events, which are JSON."""
+        pairs = list(zip(values, kinds, strict=True))
+        texts = [None if value is None or kind == REPORT else _utf8(value) for value, kind in pairs]
+        payloads = [value if kind == REPORT else None for value, kind in pairs]
+        columns, reasons, changes = change_decoder_of(self.fields, self.format).decode(payloads, ids, keys)
+        for index, (value, kind) in enumerate(pairs):
+            if kind == REPORT:
+                kinds[index] = TOMBSTONE if value is None else changes[index]
+        return texts, columns, reasons
+
     def _control(
         self, operation: str, store: str | None, key: str | None, text: str | None
     ) -> tuple[str | None, str | None]:
@@ -197,7 +220,9 @@ class RecordDecoder:
         return None, text if operation in TASK_OPERATIONS else None
 
     def _rank(self, operation: str, said: str | None) -> str:
-        """The place of a set or a purge in the order that payloads tell."""
+        """The place of a set or a purge in the order that payloads tell: where there are changes of a table it has none."""
+        if self.format.name == DEBEZIUM:
+            raise Refused(f"found a {operation} among changes of a table, expected none: its database does not know it")
         if said is None:
             raise Refused(
                 f"found a {operation} without the header {ORDER_HEADER}, expected its place in the stream's order"
