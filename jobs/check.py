@@ -34,7 +34,7 @@ from statehouse.errors import ConfigError, StatehouseError
 from statehouse.fold import Rule
 from statehouse.kafka_clients import known_to_librdkafka
 from statehouse.records import is_text_of
-from statehouse.spark_sql import TIMES
+from statehouse.spark_sql import TIMES, rank_of
 from statehouse.types import parse_type
 
 MOST_DECIMALS = 36  # of a number that is added up: one digit more than 38 would be needed for the sum
@@ -76,6 +76,9 @@ def problems(spark: SparkSession, config: Config) -> list[tuple[tuple, str]]:
         if kind and not is_one(kind, TIMES):
             message = f"found {stream.time!r} of type {ddl(kind)}, expected a TIMESTAMP (such as timestamp_millis(...))"
             found.append((("streams", stream.name, "time"), message))
+        kind = ask(stream, ("streams", stream.name, "order"), stream.order, payload)
+        if kind and (wrong := _unranked(kind)):
+            found.append((("streams", stream.name, "order"), f"found {stream.order!r} {wrong}"))
         for store in config.stores_of(stream.name):
             path = ("stores", store.name)
             for index, key in enumerate(store.keys):
@@ -113,6 +116,19 @@ def problems(spark: SparkSession, config: Config) -> list[tuple[tuple, str]]:
         if not any(at[0] == "streams" or at[:2] == ("stores", task.store) for at, _ in found):
             found += _wrong_task(spark, config, task)
     return found
+
+
+def _unranked(kind: DataType) -> str | None:
+    """What is wrong with the type of a stream's order."""
+    try:
+        rank_of("x", parse_type(ddl(kind)))
+    except ValueError as error:
+        return (
+            str(error)
+            if str(error).startswith("of type")
+            else f"of type {ddl(kind)}, expected a whole number or a time"
+        )
+    return None
 
 
 def _wrong_table(spark: SparkSession, config: Config, lookup: Lookup) -> Iterator[tuple[tuple, str]]:

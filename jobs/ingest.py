@@ -93,9 +93,8 @@ class Ingest:
         self.quarantine = table(config, "quarantine", stream.name)
         stores = config.stores_of(stream.name)
         self.lookups = Lookups(spark, config, stream) if stream.lookups else None
-        named = [name for name, store in config.stores.items() if not store.windows]
         rules = [rule_of(spark, config, store) for store in stores]
-        self.decoder = decoder_for(stream, stores, rules, named if config.tasks is not None else None)
+        self.decoder = decoder_for(stream, stores, rules, config.settable if config.tasks is not None else None)
         self.guard = Guard(f"stream {stream.name}")
         self.busy = threading.Lock()
         self.stopping = threading.Event()

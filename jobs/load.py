@@ -73,7 +73,8 @@ def load(spark: SparkSession, config: Config, stream: Stream, file: str | Path, 
     read = _reader(path)
     stores = config.stores_of(stream.name)
     rules = [rule_of(spark, config, store) for store in stores]
-    decoder = decoder_for(stream, stores, rules, format=Format())  # rows of files are given as JSON
+    # Rows of files are given as JSON; of a table's changes they are such changes.
+    decoder = decoder_for(stream, stores, rules, format=None if stream.captured else Format())
     first = _next(spark, changelog, quarantine)
     try:
         records, count = _numbered(read(spark, stream, path), stream, first)

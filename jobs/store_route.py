@@ -178,10 +178,12 @@ class StoreRouter(Router):
         """The keys of events that are less than one that was there before them."""
         before = Window.partitionBy(*map(quoted, self.keys)).orderBy(STEP).rowsBetween(Window.unboundedPreceding, -1)
         found = events.withColumn("_known", F.max(ORDER).over(before))
-        since = events.agg(F.min(F.expr("unix_micros(_event_time)"))).collect()[0][0]
+        first = f"{EVENT}._rank" if self.rule.ranked else "unix_micros(_event_time)"
+        since = events.agg(F.min(F.expr(first))).collect()[0][0]
         if start is not None and since is not None:
             log = change_feed.events(self.spark, self.config, self.stream, None, start)
-            log = log.where(f"_event_time >= timestamp_micros({since})")  # a value, so that older files are passed over
+            # A value, so that older files are passed over.
+            log = log.where(f"_rank >= {since}" if self.rule.ranked else f"_event_time >= timestamp_micros({since})")
             known = sql(self.spark, f"SELECT * FROM {self.rule.events('log', TRY)}", log=log)
             most = known.groupBy(*map(quoted, self.keys)).agg(F.max(ORDER).alias("_most"))
             found = found.join(most, self.keys, "left").withColumn("_known", F.greatest("_known", "_most"))

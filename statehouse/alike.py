@@ -122,6 +122,8 @@ def stream_expressions(stream: Stream) -> Iterator[tuple[tuple, str]]:
     """What a stream computes of a payload, likewise, with its place in the file."""
     if stream.time:
         yield ("streams", stream.name, "time"), stream.time
+    if stream.order:
+        yield ("streams", stream.name, "order"), stream.order
     for lookup in stream.lookups:
         for index, (_, by) in enumerate(lookup.matches):
             yield ("lookups", lookup.name, "by", index), by

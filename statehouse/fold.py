@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from statehouse.config.models import Store, Stream
 from statehouse.payload import LEAST_TIME, Field
-from statehouse.reducers import ORDER, ORDER_SQL, accumulator, addend, summation
+from statehouse.reducers import ORDER, ORDER_SQL, RANKED_ORDER_SQL, accumulator, addend, summation
 from statehouse.spark_sql import finite, literal, quoted, text_as, valid, value_of, within_years
 from statehouse.types import ENCODED, parse_type
 from statehouse.values import milliseconds, safe
@@ -62,6 +62,8 @@ class Rule:
     # Expressions as an engine is given them, by how they are written: see statehouse.alike.given.
     nulled: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     added: tuple[tuple[str, str], ...] = ()  # further key columns, that the events have already, and their types
+    ranked: bool = False  # whether the stream has an `order:`, so that events have a `_rank`
+    captured: bool = False  # whether its events are changes of a table's rows: then a purge has the columns of the row, not a key as text
 
     @property
     def types(self) -> tuple[str, ...]:
@@ -173,6 +175,11 @@ class Rule:
 
     def key_of(self, guard: str = "{}") -> list[str]:
         """The key's columns as expressions over rows of the changelog; ``guard`` as in :meth:`events`."""
+        if self.captured:
+            return [
+                valid(f"CAST({guard.format(self._spoken(k.expression))} AS {t})", t, k.expression)
+                for k, t in zip(self.store.keys, self.key_types, strict=True)
+            ]
         return [
             f"CASE WHEN _op = 'report' THEN {valid(f'CAST({guard.format(self._spoken(k.expression))} AS {t})', t, k.expression)} ELSE {control} END"
             for k, t, control in zip(self.store.keys, self.key_types, self.control_keys(), strict=True)
@@ -211,7 +218,7 @@ class Rule:
         selected = ", ".join([*bounded, "_order", "_event_time", "_op", "_agent", *more])
         return f"""(SELECT {selected}, ({resets}) AS _reset FROM (SELECT
     {keys},
-    {ORDER_SQL} AS _order, _event_time, _op,
+    {RANKED_ORDER_SQL if self.ranked else ORDER_SQL} AS _order, _event_time, _op,
     CASE _op WHEN 'report' THEN {agent} WHEN 'set' THEN coalesce(_agent, 'api') END AS _agent,
     CASE _op WHEN 'report' THEN {value} WHEN 'set' THEN {self.set_value()} END AS _value{"".join(f", {c}" for c in more)}
     FROM {changelog}
@@ -277,7 +284,9 @@ class Rule:
 
     def folds(self, cut: str) -> dict[str, str]:
         """The reducer's aggregates of events, by the column that keeps each; ``cut`` is the order of the reset that they come after."""
-        return {c: self._fill(e, cut=cut) for c, e in self.store.reducer.fold.items()}
+        reducer = self.store.reducer
+        made = {**reducer.fold, **reducer.ranked_fold} if self.ranked else reducer.fold
+        return {c: self._fill(e, cut=cut) for c, e in made.items()}
 
     def fold(self, events: str, resets: bool = True) -> str:
         """One row a key out of the store's events; ``resets=False`` promises that none of them is a reset."""
@@ -288,7 +297,8 @@ class Rule:
         folds = ", ".join(f"{expression} AS {quoted(c)}" for c, expression in self.folds(after).items())
         cut = "max(CASE WHEN _reset THEN _order END)" if resets else none
         if reducer.per_agent:
-            agents = f"""SELECT {keys}, _agent, max_by(_value, _order) AS _value, max(_event_time) AS _event_time,
+            time = "max_by(_event_time, _order)" if self.ranked else "max(_event_time)"
+            agents = f"""SELECT {keys}, _agent, max_by(_value, _order) AS _value, {time} AS _event_time,
     max(_order) AS _order, {cut} AS _cut FROM {events} GROUP BY {keys}, _agent"""
             pruned = ", ".join(f"{self._fill(reducer.prune[c], 'f')} AS {quoted(c)}" for c in self.own)
             return f"""
@@ -360,7 +370,8 @@ class Rule:
             return struct({c: self._fill(reducer.prune.get(c, f"{side}.{quoted(c)}"), side) for c in own})
 
         split = " OR ".join(f"coalesce({s}._first < _reset AND {s}._last >= _reset, FALSE)" for s in "ab")
-        combined = ", ".join(f"{self._fill(reducer.combine[c])} AS {quoted(c)}" for c in own)
+        combine = {**reducer.combine, **reducer.ranked_combine} if self.ranked else reducer.combine
+        combined = ", ".join(f"{self._fill(combine[c])} AS {quoted(c)}" for c in own)
         value = self._fill(reducer.value)
         if reducer.additive:  # the others' is one of the events'
             value = finite(value, self.value_type)

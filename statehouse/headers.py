@@ -2,7 +2,9 @@
 
 OP_HEADER = "statehouse-op"
 STORE_HEADER = "statehouse-store"
+ORDER_HEADER = "statehouse-order"  # of a set or a purge, its rank where the stream has an `order:`
 REPORT = "report"  # what a record with a payload and without operation does
+TOMBSTONE = "tombstone"  # what a record without a payload does where deletes have payloads of their own: nothing
 TASK_OPERATIONS = ("task", "cancel")  # a task that is asked for, and the end of one
 TASK_HEADER = "task-id"  # of what a task sends
 # Of what a route sends: the event that a message was made of, and which of its messages it is.

@@ -20,10 +20,19 @@ import pyarrow.compute as pc
 
 from statehouse import topics
 from statehouse.decoder import decoder_of
+from statehouse.formats.debezium import decoder_of as change_decoder_of
 from statehouse.formats.decoders import decoder_of as payload_decoder_of
-from statehouse.formats.format import JSON, Format, Schemas
+from statehouse.formats.format import DEBEZIUM, JSON, Format, Schemas
 from statehouse.formats.wire import ID_HEADER
-from statehouse.headers import OP_HEADER, REPORT, REQUEUED_HEADER, STORE_HEADER, TASK_OPERATIONS
+from statehouse.headers import (
+    OP_HEADER,
+    ORDER_HEADER,
+    REPORT,
+    REQUEUED_HEADER,
+    STORE_HEADER,
+    TASK_OPERATIONS,
+    TOMBSTONE,
+)
 from statehouse.payload import SHOWN, Field, Refused, convert, micros_of, read_object, text_of
 from statehouse.types import ENCODED, FORMS, INTEGERS, Type, parse_type, type_or_none
 
@@ -34,6 +43,7 @@ if TYPE_CHECKING:  # executors have neither pydantic nor sqlglot
 STRING = Type("STRING", "STRING")
 # Text beside the payload's columns: what the record does, to which store, as whom and with which value; the payload, and why it is refused.
 SAID = ("_op", "_store", "_agent", "_value", "_text", "_reason")
+RANK = "_given_rank"  # and, where the stream has an order, the place that a set or a purge gives itself
 NOTHING = "not a JSON object: found nothing"
 IN_JSON = Format()
 Decoded = tuple[list[str | None], list[pa.Array], list[str | None]]  # texts, columns and reasons
@@ -79,20 +89,22 @@ def decoder_for(
     known = {rule.store.name: rule for rule in rules}
     targets = tuple(target_of(store, known.get(store.name)) for store in stores)
     askable = None if tasks is None else tuple(tasks)
-    return RecordDecoder(fields_of(stream), targets, askable, stream.askable_topics, format or stream.payload_format)
+    payloads = format or stream.payload_format
+    return RecordDecoder(fields_of(stream), targets, askable, stream.askable_topics, payloads, stream.ranked)
 
 
 @dataclass(frozen=True)
 class RecordDecoder:
     """Of one stream: its ``fields``, the ``targets`` of its sets and purges, the stores that a task may set (None: there are no
-    tasks here), and patterns of the topics that one may send to. It is sent to Spark's executors, and so holds nothing but plain
-    values."""
+    tasks here), and patterns of the topics that one may send to; ``ranked``: whether its events are in an order that its payloads tell.
+    It is sent to Spark's executors, and so holds nothing but plain values."""
 
     fields: tuple[Field, ...]
     targets: tuple[Target, ...] = ()
     tasks: tuple[str, ...] | None = None
     topics: tuple[str, ...] = ()
     format: Format = IN_JSON
+    ranked: bool = False
 
     def knowing(self, schemas: Schemas) -> RecordDecoder:
         """The same, which knows further schemas of payloads."""
@@ -101,7 +113,7 @@ class RecordDecoder:
     @property
     def schema(self) -> pa.Schema:
         """The columns of :meth:`decode`."""
-        said = [pa.field(name, pa.string()) for name in SAID]
+        said = [pa.field(name, pa.string()) for name in (*SAID, *([RANK] if self.ranked else []))]
         return pa.schema([*decoder_of(self.fields).schema, *said])
 
     def decode(
@@ -111,27 +123,34 @@ class RecordDecoder:
         keys: Sequence[str | None],
         values: Sequence[bytes | None],
         ids: Sequence[bytes | None] | None = None,
+        ranks: Sequence[bytes | None] | None = None,
     ) -> pa.RecordBatch:
         """Records as :attr:`schema` has them, in their order: of each what its headers say of operation and store, its key as text
-        (None where it is not UTF-8), its value, and what its headers say of its schema (None: of none anything)."""
+        (None where it is not UTF-8), its value, and what its headers say of its schema and of its rank (None: of none anything)."""
+        captured = self.format.name == DEBEZIUM
         kinds = [
-            header_text(operation) or (REPORT if value is not None else "purge")
+            header_text(operation) or (REPORT if value is not None or captured else "purge")
             for operation, value in zip(operations, values, strict=True)
         ]
         controls = [index for index, kind in enumerate(kinds) if kind != REPORT]
         if self.format.name == JSON:
             texts, columns, reasons = self._json(values, kinds)
+        elif captured:
+            texts, columns, reasons = self._captured(values, kinds, ids or [None] * len(values), keys)
         else:
             texts, columns, reasons = self._formatted(values, kinds, ids or [None] * len(values))
         names: list[str | None] = [None] * len(texts)
-        agents, given = list(names), list(names)
+        agents, given, places = list(names), list(names), list(names)
         for index in controls:
             names[index] = store = header_text(stores[index])
             try:
                 agents[index], given[index] = self._control(kinds[index], store, keys[index], texts[index])
+                if self.ranked and kinds[index] not in TASK_OPERATIONS:
+                    places[index] = self._rank(kinds[index], None if ranks is None else header_text(ranks[index]))
             except Refused as reason:
                 reasons[index] = str(reason)
-        arrays = [pa.array(column, pa.string()) for column in (kinds, names, agents, given, texts, reasons)]
+        said = (kinds, names, agents, given, texts, reasons, *([places] if self.ranked else []))
+        arrays = [pa.array(column, pa.string()) for column in said]
         return pa.record_batch([*columns, *arrays], schema=self.schema)
 
     def _json(self, values: Sequence[bytes | None], kinds: Sequence[str]) -> Decoded:
@@ -154,6 +173,24 @@ class RecordDecoder:
         for index, (value, kind) in enumerate(pairs):
             if value is None and kind == REPORT:
                 reasons[index] = f"found nothing, expected a payload in {self.format.name}"
+        return texts, columns, reasons
+
+    def _captured(
+        self,
+        values: Sequence[bytes | None],
+        kinds: list[str],
+        ids: Sequence[bytes | None],
+        keys: Sequence[str | None],
+    ) -> Decoded:
+        """Changes of a table's rows, of which those that delete one become purges, and those that say nothing tombstones, in ``kinds``;
+        and the text of control events, which are JSON."""
+        pairs = list(zip(values, kinds, strict=True))
+        texts = [None if value is None or kind == REPORT else _utf8(value) for value, kind in pairs]
+        payloads = [value if kind == REPORT else None for value, kind in pairs]
+        columns, reasons, changes = change_decoder_of(self.fields, self.format).decode(payloads, ids, keys)
+        for index, (value, kind) in enumerate(pairs):
+            if kind == REPORT:
+                kinds[index] = TOMBSTONE if value is None else changes[index]
         return texts, columns, reasons
 
     def _control(
@@ -181,6 +218,18 @@ class RecordDecoder:
         if operation == "set":
             return _set(target, text)
         return None, text if operation in TASK_OPERATIONS else None
+
+    def _rank(self, operation: str, said: str | None) -> str:
+        """The place of a set or a purge in the order that payloads tell: where there are changes of a table it has none."""
+        if self.format.name == DEBEZIUM:
+            raise Refused(f"found a {operation} among changes of a table, expected none: its database does not know it")
+        if said is None:
+            raise Refused(
+                f"found a {operation} without the header {ORDER_HEADER}, expected its place in the stream's order"
+            )
+        if not re.fullmatch(r"-?[0-9]{1,18}", said):
+            raise Refused(f"{ORDER_HEADER}: found {said[:SHOWN]}, expected a whole number of at most 18 digits")
+        return said
 
     def _check_task(self, operation: str, store: str | None, text: str | None) -> None:
         """Whether a task is one: its payload is ``{"due": …, "send": {"topic", "key", "value"}}``, or with ``"set": {"store", "key",
@@ -224,16 +273,17 @@ _HEADERS = msgspec.json.Decoder(list[Header])
 
 def said_by(
     headers: pa.Array,
-) -> tuple[list[bytes | None], list[bytes | None], list[bytes | None], list[bytes | None]]:
-    """What records' headers, as JSON or null, say of operation, store, the refused record that one was sent again for, and the
-    payload's schema; of headers of one name the last counts."""
+) -> tuple[list[bytes | None], list[bytes | None], list[bytes | None], list[bytes | None], list[bytes | None]]:
+    """What records' headers, as JSON or null, say of operation, store, the refused record that one was sent again for, the
+    payload's schema and the record's rank; of headers of one name the last counts."""
     operations: list[bytes | None] = [None] * len(headers)
-    stores, requeued, schemas = list(operations), list(operations), list(operations)
+    stores, requeued, schemas, ranks = (list(operations) for _ in range(4))
     for index in pc.indices_nonzero(headers.is_valid()).to_pylist():
         by_name = {header.key: header.value for header in _HEADERS.decode(headers[index].as_py())}
         operations[index], stores[index] = by_name.get(OP_HEADER), by_name.get(STORE_HEADER)
         requeued[index], schemas[index] = by_name.get(REQUEUED_HEADER), by_name.get(ID_HEADER)
-    return operations, stores, requeued, schemas
+        ranks[index] = by_name.get(ORDER_HEADER)
+    return operations, stores, requeued, schemas, ranks
 
 
 def _utf8(value: bytes) -> str | None:

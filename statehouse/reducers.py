@@ -25,13 +25,16 @@ from dataclasses import dataclass, field
 
 # The order of events, (event time, partition, offset), packed into one number of fixed width: microseconds,
 # then five digits of partition + 1 (0 is for loaded files), then fifteen of offset. Strings and structs would make
-# both engines sort where this hashes.
+# both engines sort where this hashes. In a stream with ``order:`` the event's rank, of at most eighteen digits, is in the place of its time.
 ORDER = "DECIMAL(38,0)"
-_AT = "CAST(unix_micros({}) AS DECIMAL(38,0)) * CAST(100000000000000000000 AS DECIMAL(38,0))"
-ORDER_SQL = (
-    _AT.format("_event_time") + " + CAST(_partition + 1 AS DECIMAL(38,0)) * CAST(1000000000000000 AS DECIMAL(38,0))"
+_FIRST = "CAST({} AS DECIMAL(38,0)) * CAST(100000000000000000000 AS DECIMAL(38,0))"
+_AT = _FIRST.replace("{}", "unix_micros({})")
+_PLACE = (
+    " + CAST(_partition + 1 AS DECIMAL(38,0)) * CAST(1000000000000000 AS DECIMAL(38,0))"
     " + CAST(_offset AS DECIMAL(38,0))"
 )
+ORDER_SQL = _AT.format("_event_time") + _PLACE
+RANKED_ORDER_SQL = _FIRST.format("_rank") + _PLACE
 
 ROOMY = 28  # digits of decimals of which any number of events can be added up in 38
 INTEGRAL = ("TINYINT", "SMALLINT", "INT", "BIGINT")
@@ -90,6 +93,9 @@ class Reducer:
     additive: bool = False  # what was added cannot be taken out again: a late reset means folding the key anew
     value_optional: bool = False
     written: dict[str, str] = field(default_factory=dict)  # what a user wrote, by the name in ``{sql:name}``
+    # In the place of some of ``fold`` and ``combine`` in a stream with ``order:``, where the later event may have the earlier time.
+    ranked_fold: dict[str, str] = field(default_factory=dict)
+    ranked_combine: dict[str, str] = field(default_factory=dict)
 
 
 def _additive(
@@ -146,6 +152,7 @@ def _additive(
         additive=True,
         value_optional=value_optional,
         written=written or {},
+        ranked_fold={"_first": f"min(_order) {counted}", "_last": f"max(_order) {counted}"},
     )
 
 
@@ -206,6 +213,8 @@ REDUCERS: dict[str, Reducer] = {
             present="value IS NOT NULL",
             event_time="_time",
             memory={"_last": "_last", "_time": "_time"},
+            ranked_fold={"_time": "max_by(_event_time, _order)"},
+            ranked_combine={"_time": "CASE WHEN b._last IS NULL OR a._last > b._last THEN a._time ELSE b._time END"},
         ),
         _reports(
             "majority",

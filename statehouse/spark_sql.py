@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 
 from statehouse.payload import GREATEST_TIME, LEAST_TIME
-from statehouse.types import FORMS, type_or_none
+from statehouse.types import FORMS, INTEGERS, Type, type_or_none
 
 TIMES = ("DATE", "TIMESTAMP", "TIMESTAMP_NTZ")
+GREATEST_RANK = 10**18 - 1  # which there is room for in the order, see statehouse.reducers.ORDER
 FLOATS, GREATEST_DOUBLE = ("FLOAT", "DOUBLE"), 1.7976931348623157e308
 
 
@@ -47,6 +48,17 @@ def within_years(column: str, kind: str) -> str:
         return column
     moment = column if kind.upper() == "TIMESTAMP" else f"CAST({column} AS TIMESTAMP)"
     return f"CASE WHEN {in_years(moment)} THEN {column} END"
+
+
+def rank_of(made: str, kind: Type) -> str:
+    """SQL: the rank of an event, of what its stream's `order:` has ``made`` of a type, a whole number or a time; null where that has more
+    than eighteen digits. ValueError for another type."""
+    if kind.name in TIMES:
+        micros = f"unix_micros(CAST({made} AS TIMESTAMP))"
+        return f"CASE WHEN {micros} BETWEEN {LEAST_TIME} AND {GREATEST_TIME} THEN {micros} END"
+    if kind.name in INTEGERS or (kind.name == "DECIMAL" and not kind.sizes[1]):
+        return f"CASE WHEN ({made}) BETWEEN -{GREATEST_RANK} AND {GREATEST_RANK} THEN CAST({made} AS BIGINT) END"
+    raise ValueError(f"of type {kind.ddl}, expected a whole number or a time")
 
 
 def finite(column: str, kind: str) -> str:

@@ -50,6 +50,9 @@ EVENT_COLUMNS = {
     "_value": "STRING",
     "_payload": "STRING",
 }
+RANK = {
+    "_rank": "BIGINT"
+}  # besides, in a stream with `order:`: the event's place in the order, before partition and offset
 TASK_COLUMNS = {
     "id": "STRING",
     "task": "STRING",  # the rule; null: it was asked for
@@ -73,7 +76,9 @@ TASK_COLUMNS = {
 DEFINITION = "statehouse.definition"  # the table property that holds the rule a state was folded by
 BUCKETS = "statehouse.buckets"  # of a state that is partitioned: into how many, by the column
 BUCKET = "_bucket"
+ORDERED = "statehouse.order"  # of a changelog whose events have a rank: the expression that gives it
 CLUSTERED = "statehouse.cluster_by"  # of a changelog that is compacted in an order: the columns
+MARKS = ("ranked", "captured")  # what a rule has of its stream, kept with it where it is so
 FOLD = "statehouse.fold"  # of a state: by which of the product's folds, where they gave different rows
 FOLDS = 2  # of which the newest counts windows in 64 bits, and takes structs by the names that they were declared with
 REQUEUED_COLUMNS = {
@@ -91,7 +96,12 @@ GENERATION = "statehouse.generation"  # how often a state, or its tombstones, wa
 
 def changelog_columns(stream: Stream) -> dict[str, str]:
     """The columns of a stream's changelog: the payload's, those of its lookups, then the system's."""
-    return {**{c.name: c.type for c in stream.known}, **EVENT_COLUMNS}
+    return {**{c.name: c.type for c in stream.known}, **event_columns(stream)}
+
+
+def event_columns(stream: Stream) -> dict[str, str]:
+    """What the system knows of an event of a stream."""
+    return {**EVENT_COLUMNS, **RANK} if stream.ranked else EVENT_COLUMNS
 
 
 def table(config: Config, kind: str, name: str) -> str:
@@ -225,7 +235,8 @@ def fold_of(delta: DeltaTable) -> int:
 
 def definition_of(rule: Rule) -> str:
     """A rule with its types as the text that is kept in a state table's properties."""
-    return json.dumps({**rule.store.definition, "types": rule.types}, sort_keys=True)
+    marks = {name: True for name in MARKS if getattr(rule, name)}
+    return json.dumps({**rule.store.definition, **marks, "types": rule.types}, sort_keys=True)
 
 
 def stored_rule(delta: DeltaTable | None, name: str) -> Rule | None:
@@ -234,9 +245,10 @@ def stored_rule(delta: DeltaTable | None, name: str) -> Rule | None:
     if kept is None:
         return None
     types = (found := json.loads(kept)).pop("types")
+    marks = {name: found.pop(name) for name in MARKS if name in found}
     store = Store.model_validate({**found, "name": name})
     keys = len(store.keys)
-    return Rule(store, tuple(types[:keys]), types[keys], tuple(types[keys + 1 :]))
+    return Rule(store, tuple(types[:keys]), types[keys], tuple(types[keys + 1 :]), **marks)
 
 
 def select(delta: DeltaTable, query: str) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """What is right, in plain Python. Shares nothing with the code under test.
 
-An event is a dict: op (report, set, purge), agent, value, order = (time in microseconds, partition, offset).
+An event is a dict: op (report, set, purge), agent, value, order = (time in microseconds, partition, offset); in a stream with `order:`
+order = (rank, partition, offset), and the time is in `time`.
 """
 
 from collections import Counter
@@ -31,7 +32,12 @@ def fold(reduce, events, *arguments):
     if not standing:
         return None
     values = [e["value"] for e in standing]
-    return REDUCE[reduce](values, standing, *arguments), standing[-1]["order"][0]
+    return REDUCE[reduce](values, standing, *arguments), max(map(time_of, standing))
+
+
+def time_of(event):
+    """An event's time, in microseconds."""
+    return event.get("time", event["order"][0])
 
 
 def history(events):
@@ -53,13 +59,23 @@ def windowed(reduce, events, size, step, *arguments):
     starts = set()
     for event in events:
         if event["op"] == "report":
-            last = event["order"][0] // step * step
-            starts |= {
-                s for s in range(last, last - size, -step) if s <= event["order"][0] < s + size and s >= YEAR_ONE
-            }
-    inside = {s: [e for e in events if e["op"] == "purge" or s <= e["order"][0] < s + size] for s in starts}
+            time = time_of(event)
+            last = time // step * step
+            starts |= {s for s in range(last, last - size, -step) if s <= time < s + size and s >= YEAR_ONE}
+    inside = {s: [e for e in events if e["op"] == "purge" or s <= time_of(e) < s + size] for s in starts}
     folded = {s: fold(reduce, found, *arguments) for s, found in inside.items()}
     return {s: found for s, found in folded.items() if found}
+
+
+def table(changes):
+    """The rows of a table by key, as its changes make it: dicts of op (c, u, r, d), key, row, order = (position, partition, offset). They
+    may come in any order and more than once."""
+    rows = {}
+    for change in sorted({c["order"]: c for c in changes}.values(), key=lambda c: c["order"]):
+        rows.pop(change["key"], None)
+        if change["op"] != "d":
+            rows[change["key"]] = change["row"]
+    return rows
 
 
 def _majority(values, standing):

@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from flask import render_template, request
+from flask import current_app, render_template, request
 from werkzeug.exceptions import HTTPException
 
 from api.console import charts, words
@@ -56,7 +56,10 @@ def page(store: str, key: str) -> str:
     standing, why = votes(rule, reports) if reports and reducer and reducer.per_agent else ([], "")
     row = shown or current or {}
     names = key_names(document)
-    values = _values(document, target, events, current, "cursor" in given)
+    writable = current_app.extensions["statehouse"].config.writable(store)
+    # Where events are not in the order of their times, no `at` tells the state between two pages of them.
+    told = writable or not ("cursor" in given or events["cursor"])
+    values = _values(document, target, events, current, "cursor" in given) if told else None
     return render_template(
         "key.html",
         store=document,
@@ -72,6 +75,7 @@ def page(store: str, key: str) -> str:
         votes=standing,
         why=why,
         per_agent=bool(reducer and reducer.per_agent),
+        writable=writable,
         events=_told(events["events"], bool(reducer and reducer.additive), values),
         since=_since(events, values, at),
         newest=target if "cursor" in given else None,

@@ -26,7 +26,7 @@ def page() -> str:
         statuses=STATUSES,
         filters=filters,
         topics=config.askable_topics,
-        settable=[name for name, store in config.stores.items() if not store.windows],
+        settable=config.settable,
         with_status={status: f"/tasks?{urlencode({**filters, 'status': status})}" for status in STATUSES},
         without={name: f"/tasks?{urlencode({n: v for n, v in filters.items() if n != name})}" for name in filters},
         following=f"/tasks?{urlencode({**filters, 'cursor': found['cursor']})}" if found["cursor"] else None,

@@ -27,25 +27,34 @@ Columns = dict[str, pa.Array]
 Key = tuple[Any, ...]
 
 
+def rank_in(order: Decimal) -> int:
+    """The rank in a packed order key, or the microseconds."""
+    return int(order) // MICROSECOND
+
+
 def time_of(order: Decimal) -> str:
     """The event time in a packed order key."""
-    micros = int(order) // MICROSECOND
+    micros = rank_in(order)
     try:
         return time(EPOCH + dt.timedelta(microseconds=micros))
     except OverflowError:
         return str(micros)
 
 
-def public(columns: Mapping[str, pa.Array], floats: Iterable[str] = (), per_agent: bool = False) -> Columns:
+def public(
+    columns: Mapping[str, pa.Array], floats: Iterable[str] = (), per_agent: bool = False, ranked: bool = False
+) -> Columns:
     """Columns as callers see them: none of the reducer's own; ``floats`` as the shortest numbers that they are (1.1), not as
-    the doubles next to them (1.100000023841858); of reports, where the reducer is over agents, those that stand."""
+    the doubles next to them (1.100000023841858); of reports, where the reducer is over agents, those that stand; of a reset its time, or
+    where events are ``ranked`` its rank."""
     shown = {name: column for name, column in columns.items() if not name.startswith("_")}
     for name in floats:
         shown[name] = shown[name].cast(pa.string()).cast(pa.float64())
     if "reset" in shown:
         orders = shown["reset"].to_pylist() if shown["reset"].null_count < len(shown["reset"]) else ()
-        texts = [None if order is None else time_of(order) for order in orders]
-        shown["reset"] = pa.array(texts, pa.string()) if texts else pa.nulls(len(shown["reset"]), pa.string())
+        made = [None if order is None else rank_in(order) if ranked else time_of(order) for order in orders]
+        kind = pa.int64() if ranked else pa.string()
+        shown["reset"] = pa.array(made, kind) if made else pa.nulls(len(shown["reset"]), kind)
     if per_agent:
         shown["reports"] = _standing(shown["reports"])
     return shown

@@ -17,6 +17,7 @@ from statehouse.alike import check_store, given
 from statehouse.alike_reducers import own_given
 from statehouse.config.models import Own, Stream
 from statehouse.fold import Rule
+from statehouse.kinds import Differs
 from statehouse.spark_sql import quoted as spark_quoted
 from statehouse.tables import changelog_columns
 from statehouse.transpile import duckdb_type, to_duckdb
@@ -28,6 +29,8 @@ def spoken(rule: Rule, stream: Stream) -> Rule:
     """A rule with its expressions as both engines are given them. Raises :class:`statehouse.kinds.Differs` where one is not known to mean
     the same here."""
     columns = changelog_columns(stream)
+    if rule.ranked != stream.ranked:
+        raise Differs("the state is of another order of events than the stream's")
     check_store(rule.store, columns)
     own: tuple[tuple[str, str], ...] = ()
     if isinstance(rule.store.reduce, Own):

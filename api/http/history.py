@@ -82,7 +82,7 @@ def history(store: str, key: str) -> Response:
     FRESH,
     answers={200: Answer("the value and the reports", {JSON: answers.reports})},
     problems={404: "the key is not there", 503: UNREAD},
-    only=lambda store: store.reducer.per_agent,
+    only=lambda place: place.store is not None and place.store.reducer.per_agent,
 )
 def reports(store: str, key: str) -> Response:
     """Each agent's standing report of a key, where the store's reducer is over agents."""

@@ -52,8 +52,11 @@ def _allowed() -> list[str]:
     found = set(request_ctx.url_adapter.allowed_methods() if request_ctx.url_adapter else ())
     if _below():
         return [*READ]
+    config, segments = current_app.extensions["statehouse"].config, request.path.split("/", paths.SEGMENTS)
+    store = config.stores.get(segments[2]) if len(segments) > 3 and segments[1::2][:2] == ["stores", "keys"] else None
+    if store and not config.writable(store.name):
+        return sorted(found & {"OPTIONS", *READ})
     if _key() is not None:
-        store = current_app.extensions["statehouse"].config.stores.get(request.path.split("/")[2])
         found -= {"PUT"} if store and store.windows else set()
     return sorted(found)
 

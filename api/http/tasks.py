@@ -66,7 +66,11 @@ def _asked(here: Place) -> Schema:
     found = [place(store=name) for name, store in here.config.stores.items() if not store.windows]
     stores = [(p, p.rule, {"store": _store(p), "key": key_of(p)}) for p in found if p.rule]  # whose types are known
     waits = [answers.record({**key, "value": schemas.value(rule.value_type)}) for _, rule, key in stores]
-    sets = [answers.record({**key, "value": set_of(p)["properties"]["value"]}) for p, _, key in stores]
+    sets = [
+        answers.record({**key, "value": set_of(p)["properties"]["value"]})
+        for p, rule, key in stores
+        if rule.store.name in here.config.settable
+    ]
     whole = {"key": schemas.TEXT, "value": schemas.ANY}
     names = topics.askable(here.config.askable_topics)
     sends = [schemas.matching(names, maxLength=topics.LONGEST)] if names else []
@@ -243,7 +247,8 @@ def _key(given: Any, at: str) -> tuple[Store, Rule | None, list[str]]:
     if not isinstance(given, dict) or not {"store", "key"} <= set(given) <= {"store", "key", "value"}:
         raise refused("bad-body", exact_json.dumps(given)[:100], "a store, a key and a value", at=at)
     config = _config()
-    known = [name for name, store in config.stores.items() if not store.windows]
+    every = [name for name, store in config.stores.items() if not store.windows]
+    known = config.settable if at == "set" else every
     if given["store"] not in known:
         found = exact_json.dumps(given["store"])[:100]
         raise refused("bad-body", found, f"one of {', '.join(known) or 'none'}", at=f"{at}.store")

@@ -26,6 +26,7 @@ from api.writes import bulk, events
 from api.writes.idempotency import HEADER
 from api.writes.producer import Record, Token
 from statehouse.config.models import Store
+from statehouse.fold import Rule
 
 writes = Blueprint("writes", __name__)
 LARGEST_KEY = 255  # characters of an Idempotency-Key
@@ -69,6 +70,21 @@ def _lines(place: Place) -> Schema:
     return answers.listed(delete if place.store.windows else line, **most, description="a line of NDJSON each")
 
 
+def _is_writable(place: Place) -> bool:
+    return place.store is not None and place.config.writable(place.store.name)
+
+
+def _writable(name: str) -> tuple[Store, Rule | None]:
+    """A store and its rule; a problem where a set or a purge would have no place in the order of its events."""
+    defined, rule = the_rule(name)
+    if not current_app.extensions["statehouse"].config.writable(name):
+        detail = (
+            f"found a {request.method}, expected GET: the events of {name} are in the order that their payloads tell"
+        )
+        raise Problem(405, "ordered-store", detail, allowed=["GET", "HEAD"])
+    return defined, rule
+
+
 UNSENT = {
     422: "the Idempotency-Key was used for another request",
     503: "Kafka is away, or too many writes wait for it; it may have arrived or not",
@@ -82,11 +98,11 @@ SENT = Answer("Kafka has acknowledged it", {JSON: answers.written})
     body=Body("the value", JSON, set_of),
     answers={202: SENT},
     problems=UNSENT,
-    only=lambda store: not store.windows,
+    only=lambda place: place.store is not None and place.store.name in place.config.settable,
 )
 def put_key(store: str, key: str) -> Response:
     """Set a key: 202 and the event's token once Kafka has acknowledged it."""
-    defined, rule = the_rule(store)
+    defined, rule = _writable(store)
     if defined.windows:
         detail = f"found a PUT, expected GET or DELETE: {store} has windows, and a set names none"
         raise Problem(405, "windowed-store", detail, allowed=["GET", "HEAD", "DELETE"])
@@ -95,10 +111,10 @@ def put_key(store: str, key: str) -> Response:
 
 
 @writes.delete("/stores/<store>/keys/<key:key>")
-@declared(headers=[IDEMPOTENCY], answers={202: SENT}, problems=UNSENT)
+@declared(headers=[IDEMPOTENCY], answers={202: SENT}, problems=UNSENT, only=_is_writable)
 def delete_key(store: str, key: str) -> Response:
     """Purge a key: 202 and the event's token once Kafka has acknowledged it."""
-    defined, rule = the_rule(store)
+    defined, rule = _writable(store)
     return _one(defined, events.purge(paths.of_request(request.environ, defined, rule), defined))
 
 
@@ -108,10 +124,11 @@ def delete_key(store: str, key: str) -> Response:
     body=Body("the events", NDJSON, _lines),
     answers={202: Answer("Kafka has acknowledged all of them", {JSON: answers.written_in_bulk})},
     problems={**UNSENT, 411: "there is no Content-Length"},
+    only=_is_writable,
 )
 def post_keys(store: str) -> Response:
     """Set and purge many keys: 202, how many, and the last token of each partition, once Kafka has them all."""
-    defined, rule = the_rule(store)
+    defined, rule = _writable(store)
     if request.content_length is None:
         # Of lines that come in chunks the last ones may be missing: a lost connection looks like their end.
         raise Problem(411, "length-required", "found no Content-Length, expected it: lines are not taken in chunks")

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -405,7 +406,7 @@ def _unwindowed(rule: Rule) -> Rule:
     """The same rule without windows: an event once, and not in each of its windows."""
     kept = {k: v for k, v in rule.store.definition.items() if k not in ("window", "retention")}
     store = Store.model_validate({**kept, "name": rule.store.name})
-    return Rule(store, rule.key_types, rule.value_input, rule.own_types)
+    return replace(rule, store=store)
 
 
 def _event(row: Row) -> Row:

@@ -19,21 +19,22 @@ from api.engine.duck import quoted, selected
 from api.engine.fold import GUARD
 from api.engine.prepared import Bag, Prepared
 from api.replica.lookup import Lookups
-from statehouse.alike import check_stream, nulled
+from statehouse.alike import check_stream, kind_of, nulled
 from statehouse.config.models import Store, Stream
 from statehouse.fold import Rule
 from statehouse.formats.columns import grown
-from statehouse.formats.format import Schemas
+from statehouse.formats.format import SOURCE, Schemas
 from statehouse.formats.registry import registry_of, wanted_by
 from statehouse.formats.wire import ID_HEADER
-from statehouse.headers import OP_HEADER, REPORT, STORE_HEADER
+from statehouse.headers import OP_HEADER, ORDER_HEADER, REPORT, STORE_HEADER, TOMBSTONE
 from statehouse.kafka import usable_time
-from statehouse.records import SAID, decoder_for, fields_of
-from statehouse.spark_sql import in_years
+from statehouse.payload import GREATEST_TIME, LEAST_TIME
+from statehouse.records import RANK, SAID, decoder_for, fields_of
+from statehouse.spark_sql import in_years, rank_of
 from statehouse.transpile import to_duckdb
 
 TIME = pa.timestamp("ms", "UTC")
-# A record as Kafka has it; of the headers the three that matter.
+# A record as Kafka has it; of the headers the four that matter.
 RECORDS = {
     "_topic": pa.large_string(),
     "_partition": pa.int32(),
@@ -44,9 +45,11 @@ RECORDS = {
     "_op_header": pa.large_binary(),
     "_store_header": pa.large_binary(),
     "_schema_header": pa.large_binary(),
+    "_order_header": pa.large_binary(),
     "_log_time": TIME,  # when it was read
 }
-HANDED = ("_op_header", "_store_header", "_key", "_bytes", "_schema_header")  # to the decoder
+HANDED = ("_op_header", "_store_header", "_key", "_bytes", "_schema_header", "_order_header")  # to the decoder
+IN_ORDER = f"_op IN ('{REPORT}', 'purge')"  # what has its rank from its payload, where it does not give it itself
 PLACED = {
     "_topic": "STRING",
     "_partition": "INT",
@@ -93,6 +96,7 @@ def record(
         by_name.get(OP_HEADER),
         by_name.get(STORE_HEADER),
         by_name.get(ID_HEADER),
+        by_name.get(ORDER_HEADER),
     )
 
 
@@ -113,7 +117,7 @@ class Parser:
     ) -> None:
         check_stream(stream)
         self._decoder, self._stream = decoder_for(stream, stores, rules), stream
-        columns = stream.types | PLACED | dict.fromkeys(SAID, "STRING")
+        columns = stream.types | PLACED | dict.fromkeys((*SAID, *([RANK] if stream.ranked else [])), "STRING")
         self._events, self._lookups = Bag(db, "_decoded", columns), Lookups(db, stream)
         query = f"({_query(stream, '_decoded', self._lookups)})"
         self._query = Prepared(db, "_parsed", f"SELECT *, {selected(more)} FROM {query}" if more else query)
@@ -157,11 +161,21 @@ def _query(stream: Stream, events: str, lookups: Lookups) -> str:
     names, columns = [quoted(c.name) for c in stream.known], stream.types
     event_time = to_duckdb(f"CAST({nulled(stream.time, columns)} AS TIMESTAMP)") if stream.time else "NULL"
     payload = "_text" if stream.keep_payload else "CAST(NULL AS VARCHAR)"
+    rank, ranked, deletes = "", "", ""
+    if stream.captured:  # a delete's time is when it was made: the row of before has another's
+        made = f"{SOURCE}.ts_ms BETWEEN {LEAST_TIME // 1000} AND {GREATEST_TIME // 1000}"
+        deletes = f"WHEN _op = 'purge' AND {made} THEN {to_duckdb(f'timestamp_millis({SOURCE}.ts_ms)')}"
+    if stream.order:
+        made = to_duckdb(rank_of(nulled(stream.order, columns), kind_of(stream.order, columns)))
+        given = f"CASE WHEN {RANK} IS NOT NULL THEN CAST({RANK} AS BIGINT)"
+        rank = f", {given} WHEN {IN_ORDER} THEN {GUARD.format(made)} END AS _rank"
+        ranked = f"AND (_rank IS NOT NULL OR NOT {IN_ORDER})"
     return f"""
 SELECT {", ".join(names)}, _topic, _partition, _offset, coalesce(_time, _timestamp) AS _event_time, _log_time,
-  _op, _key, _store, _agent, _value, {payload} AS _payload
-FROM (SELECT *, CASE WHEN _op = '{REPORT}' THEN {GUARD.format(event_time)} END AS _time FROM {lookups.joined(events)})
-WHERE coalesce(_time, _timestamp) IS NOT NULL AND {_timed(stream)}
+  _op, {f"CASE WHEN _op <> '{TOMBSTONE}' THEN _key END AS _key" if stream.captured else "_key"}, _store, _agent, _value, {payload} AS _payload{", _rank" if rank else ""}
+FROM (SELECT *, CASE WHEN _op = '{REPORT}' THEN {GUARD.format(event_time)} {deletes} END AS _time{rank}
+  FROM {lookups.joined(events)})
+WHERE coalesce(_time, _timestamp) IS NOT NULL AND {_timed(stream)} {ranked}
 {"ORDER BY _partition, _offset" if stream.lookups else ""}"""  # a join leaves them in any order
 
 

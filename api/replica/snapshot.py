@@ -25,7 +25,20 @@ from deltalake import DeltaTable
 
 from api.engine import duck
 from api.engine.cells import cell, value_of, values
-from api.engine.columns import Columns, Key, count, fitting, joined, keys_of, lines, public, size, taken, time_of
+from api.engine.columns import (
+    Columns,
+    Key,
+    count,
+    fitting,
+    joined,
+    keys_of,
+    lines,
+    public,
+    rank_in,
+    size,
+    taken,
+    time_of,
+)
 from api.engine.deadline import Deadline
 from api.engine.delta import pin, unpin
 from api.engine.duck import quoted
@@ -242,7 +255,8 @@ class Snapshot:
         if self.rule is None:
             return {}
         shown = {n: t.replace(f", _order: {ORDER}", "") for n, t in self.rule.state_columns.items()}
-        return {n: "TIMESTAMP" if n == "reset" else t for n, t in shown.items() if not n.startswith("_")}
+        reset = "BIGINT" if self.rule.ranked else "TIMESTAMP"
+        return {n: reset if n == "reset" else t for n, t in shown.items() if not n.startswith("_")}
 
     def schema(self) -> pa.Schema:
         """The same columns as Arrow has them."""
@@ -404,7 +418,8 @@ class Snapshot:
 
     def public(self, columns: Columns) -> Columns:
         """Rows as callers see them."""
-        return public(columns, self._floats, self.rule is not None and self.rule.store.reducer.per_agent)
+        rule = self.rule
+        return public(columns, self._floats, bool(rule and rule.store.reducer.per_agent), bool(rule and rule.ranked))
 
     def shown_row(self, row: Row) -> Row:
         """A row as callers see it: what :meth:`public` makes of many."""
@@ -412,7 +427,7 @@ class Snapshot:
 
     def _shown_row(self, shown: Row) -> Row:
         if shown.get("reset") is not None:
-            shown["reset"] = time_of(shown["reset"])
+            shown["reset"] = (rank_in if self.rule and self.rule.ranked else time_of)(shown["reset"])
         if self.rule and self.rule.store.reducer.per_agent:
             # A report of null is a withdrawn one: in the row only so that a late one does not bring it back.
             standing = (shown["reports"] or {}).items()

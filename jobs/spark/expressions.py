@@ -114,10 +114,11 @@ def rule_of(spark: SparkSession, config: Config, store: Store) -> Rule:
             typed(setting, expression)
     written = given(store, changelog_columns(stream))
     if not isinstance(store.reduce, Own):
-        return Rule(store, keys, value, nulled=written)
+        return Rule(store, keys, value, nulled=written, ranked=stream.ranked, captured=stream.captured)
     try:
         types = own_types(spark, store.reduce, value)
-        return Rule(store, keys, value, types, (*written, *own_given_or_written(store.reduce, value, types)))
+        written = (*written, *own_given_or_written(store.reduce, value, types))
+        return Rule(store, keys, value, types, written, ranked=stream.ranked, captured=stream.captured)
     except ConfigError as error:
         raise ConfigError(f"stores.{store.name}.reduce.{error}") from None
 

@@ -13,14 +13,19 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from jobs.spark.expressions import ddl
 from jobs.spark.guard import PLAIN
 from jobs.spark.lookup import Lookups, many
 from statehouse.alike import nulled
 from statehouse.config.models import Stream
-from statehouse.errors import first_line
-from statehouse.records import SAID, RecordDecoder, header_text, said_by
-from statehouse.spark_sql import in_years, literal, quoted
-from statehouse.tables import EVENT_COLUMNS
+from statehouse.errors import ConfigError, first_line
+from statehouse.formats.format import SOURCE
+from statehouse.headers import TOMBSTONE
+from statehouse.payload import GREATEST_TIME, LEAST_TIME
+from statehouse.records import RANK, SAID, RecordDecoder, header_text, said_by
+from statehouse.spark_sql import in_years, literal, quoted, rank_of
+from statehouse.tables import event_columns
+from statehouse.types import parse_type
 from statehouse.values import safe
 
 # As in jobs.spark.change_feed.new: a time that is no number in the code that Spark makes.
@@ -37,6 +42,8 @@ RECORD = {
     "_headers": "STRING",
     "_bytes": "BINARY",
 }
+UNTOLD = f"CASE WHEN _op <> '{TOMBSTONE}' THEN _key END"  # what says nothing keeps no key that could not be erased by its row
+IN_ORDER = "_op IN ('report', 'purge')"  # what has its rank from its payload, where it does not give it itself
 HEADERS = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
 
 
@@ -75,8 +82,8 @@ def _decoded(decoder: RecordDecoder, keep_all: bool) -> Callable[[Iterator[pa.Re
         for batch in batches:
             columns = {name: batch.column(name) for name in RECORD}
             keys, values = (columns[name].to_pylist() for name in ("_key", "_bytes"))
-            operations, stores, requeued, schemas = said_by(columns["_headers"])
-            decoded = decoder.decode(operations, stores, keys, values, schemas)
+            operations, stores, requeued, schemas, ranks = said_by(columns["_headers"])
+            decoded = decoder.decode(operations, stores, keys, values, schemas, ranks)
             said = dict(zip(decoded.schema.names, decoded.columns, strict=True))
             del said["_text"]  # which Spark makes of the bytes again
             said["_requeued"] = pa.array(map(header_text, requeued), pa.string())
@@ -94,7 +101,12 @@ def _decoded(decoder: RecordDecoder, keep_all: bool) -> Callable[[Iterator[pa.Re
 def _may_refuse(stream: Stream) -> bool:
     """Whether SQL may refuse a record that Python has taken and that has a time of its own."""
     plain = {c.name.lower() for c in stream.columns if c.type.upper() == "TIMESTAMP"}
-    return bool(stream.lookups) or stream.keep_payload or (stream.time or "").strip("` ").lower() not in {"", *plain}
+    return (
+        bool(stream.lookups)
+        or stream.keep_payload
+        or stream.ranked
+        or (stream.time or "").strip("` ").lower() not in {"", *plain}
+    )
 
 
 def parse(
@@ -103,7 +115,7 @@ def parse(
     """Kafka's records (with headers) as the changelog's columns, ``_reason`` (null: accepted), ``_requeued`` (the refused record that
     one was sent again for) and, for the quarantine, ``_text``, ``_bytes``, ``_headers`` and ``_timestamp``, which are null where the event is accepted: the callers keep these rows in memory.
     ``guard`` is written around what a user wrote (:mod:`jobs.spark.guard`)."""
-    said = [*(name for name in SAID if name != "_text"), "_requeued"]
+    said = [*(name for name in SAID if name != "_text"), *([RANK] if stream.ranked else []), "_requeued"]
     columns = {**RECORD, **stream.types, **dict.fromkeys(said, "STRING")}
     schema = ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())
     report = "_op = 'report' AND _reason IS NULL"
@@ -121,19 +133,22 @@ def parse(
         .withColumn("_topic", F.lit(stream.topic))
         .withColumn("_text", F.expr("try_validate_utf8(CAST(_bytes AS STRING))"))
         .transform(lambda rows: lookups.join(rows, guard) if lookups else rows)
-        .withColumn("_time", F.expr(f"CASE WHEN {report} THEN {time} END"))
+        .withColumn("_time", F.expr(f"CASE WHEN {report} THEN {time} {_of_deletes(stream)} END"))
+        .transform(lambda rows: _ranked(rows, stream, guard) if stream.ranked else rows)
         .withColumn(
             "_reason",
             F.expr(
-                f"coalesce(_reason, CASE WHEN _op = 'report' THEN {_reason(stream, guard)} WHEN _timestamp IS NULL THEN {UNTIMED} END)"
+                f"coalesce(_reason, CASE WHEN _op = 'report' THEN {_reason(stream, guard)} WHEN _timestamp IS NULL THEN {UNTIMED} END"
+                f"{', ' + _unranked(stream) if stream.ranked else ''})"
             ),
         )
         .withColumn("_event_time", F.expr("coalesce(_time, _timestamp)"))
+        .transform(lambda rows: rows.withColumn("_key", F.expr(UNTOLD)) if stream.captured else rows)
         .withColumn("_log_time", F.expr(NOW))
         .withColumn("_payload", F.expr("_text" if stream.keep_payload else "CAST(NULL AS STRING)"))
         .select(
             *(quoted(c.name) for c in stream.known),
-            *EVENT_COLUMNS,
+            *event_columns(stream),
             "_reason",
             "_requeued",
             *(
@@ -147,7 +162,7 @@ def parse(
 def accepted(parsed: DataFrame, stream: Stream) -> DataFrame:
     """The rows for the changelog."""
     rows = parsed.where("_reason IS NULL")
-    return rows.select(*(quoted(c.name) for c in stream.known), *EVENT_COLUMNS)
+    return rows.select(*(quoted(c.name) for c in stream.known), *event_columns(stream))
 
 
 def thrown(parsed: DataFrame, stream: Stream) -> str:
@@ -184,6 +199,31 @@ def requeued(parsed: DataFrame) -> DataFrame:
         "concat_ws(':', _topic, _partition, _offset) AS sent_as",
         "_log_time AS log_time",
     )
+
+
+def _of_deletes(stream: Stream) -> str:
+    """SQL: a branch of a CASE that gives the time of a row's delete: when it was made, as the row of before has another's."""
+    if not stream.captured:
+        return ""
+    made = f"{SOURCE}.ts_ms BETWEEN {LEAST_TIME // 1000} AND {GREATEST_TIME // 1000}"
+    return f"WHEN _op = 'purge' AND {made} THEN timestamp_millis({SOURCE}.ts_ms)"
+
+
+def _ranked(rows: DataFrame, stream: Stream, guard: str) -> DataFrame:
+    """The same with ``_rank``, of the events that payloads tell of. Raises ConfigError where it is of no type that a rank has."""
+    order = safe(nulled(stream.order or "NULL", stream.types))
+    try:
+        made = rank_of(order, parse_type(ddl(rows.selectExpr(f"({order}) AS x").schema[0].dataType)))
+    except ValueError as error:
+        raise ConfigError(f"streams.{stream.name}.order: found {stream.order!r} {error}") from None
+    told = f"CASE WHEN {RANK} IS NOT NULL THEN CAST({RANK} AS BIGINT) WHEN {IN_ORDER} THEN {guard.format(made)} END"
+    return rows.withColumn("_rank", F.expr(f"CASE WHEN _reason IS NULL THEN {told} END"))
+
+
+def _unranked(stream: Stream) -> str:
+    """SQL: why an event that has no rank is refused."""
+    reason = f"found no place in the order {stream.order}, expected a whole number of at most 18 digits, or a time"
+    return f"CASE WHEN {IN_ORDER} AND _rank IS NULL THEN {literal(reason)} END"
 
 
 def _time(stream: Stream) -> str:

@@ -27,6 +27,8 @@ from statehouse.tables import (
     FOLD,
     FOLDS,
     GENERATION,
+    MARKS,
+    ORDERED,
     REQUEUED_COLUMNS,
     VECTORS,
     buckets,
@@ -103,7 +105,14 @@ def create_stream(spark: SparkSession, config: Config, stream: Stream) -> None:
     rows that are there; one that has another type now raises DefinitionChanged. One that was dropped stays, and is null."""
     path = table(config, "changelog", stream.name)
     schemas = {SCHEMAS: text_kept(stream)} if stream.registered else {}
-    create(spark, path, changelog_columns(stream), {**CHANGELOG_PROPERTIES, **retention(config), **schemas})
+    order = {ORDERED: stream.order} if stream.order else {}
+    made = opened(path)
+    if made is not None and (was := made.metadata().configuration.get(ORDERED)) != stream.order:
+        raise DefinitionChanged(
+            f"stream {stream.name}: the events of its changelog have the order {was or 'of their times'}, the file says "
+            f"{stream.order or 'none'}: undo the change, or give the stream another name: then its topic is read anew"
+        )
+    create(spark, path, changelog_columns(stream), {**CHANGELOG_PROPERTIES, **retention(config), **schemas, **order})
     kept = {f.name.lower(): f.dataType.simpleString() for f in spark.read.format("delta").load(path).schema}
     for column in stream.known:
         kind = spark.createDataFrame([], f"x {column.type}").schema[0].dataType.simpleString()
@@ -193,11 +202,13 @@ def create_store(spark: SparkSession, config: Config, rule: Rule, state: str, to
 
 def differing(old: Rule, new: Rule) -> str:
     """What two rules of a store differ in, for people; empty where they are the same."""
-    if old.store.definition == new.store.definition and all(map(alike, old.types, new.types)):
+    marks = [name for name in MARKS if getattr(old, name) != getattr(new, name)]
+    if old.store.definition == new.store.definition and all(map(alike, old.types, new.types)) and not marks:
         return ""
     was, now = old.store.definition, new.store.definition
     names = [k for k in sorted({*was, *now}) if was.get(k) != now.get(k)]
-    return ", ".join(f"{k}: {was.get(k)!r} → {now.get(k)!r}" for k in names) or "other types"
+    changes = [f"{k}: {was.get(k)!r} → {now.get(k)!r}" for k in names]
+    return ", ".join([*changes, *(["another order of events"] if marks else [])]) or "other types"
 
 
 def alike(one: str, other: str) -> bool:

@@ -132,7 +132,7 @@ def _with_columns(config: Config, path: Path, document: YamlFile) -> Config:
     """The same, whose streams know the columns that are not written in the file."""
     found = dict(config.streams)
     for name, stream in config.streams.items():
-        if stream.format not in formats.KINDS:
+        if stream.format not in formats.KINDS and not stream.registered:
             continue
         from statehouse.formats.columns import resolved  # with packages that others do not need
 
@@ -186,6 +186,9 @@ def _unfit(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
         elif target and target.windows:
             message = f"found {target.name}, expected a store without windows: a set names none"
             yield ("tasks", task.name, "set", "store"), message
+        elif target and config.streams[target.stream].ranked:
+            message = f"found {target.name}, expected a store of a stream without order: a set has no place in it"
+            yield ("tasks", task.name, "set", "store"), message
 
 
 def rule_file(file: str | Path, config: Config, store: str) -> Store:
@@ -209,7 +212,7 @@ def rule_file(file: str | Path, config: Config, store: str) -> Store:
         raise ConfigError("\n".join(_complaint(path, document._replace(lines=lines), e) for e in wrong)) from None
     if found.stream not in config.streams:
         raise ConfigError(f"{path}: found stream {found.stream!r}, expected one of {', '.join(config.streams)}")
-    return found
+    return found.of(config.streams[found.stream])
 
 
 def _complaint(path: Path, document: YamlFile, error: Mapping[str, Any]) -> str:

@@ -29,6 +29,7 @@ from sqlglot import exp
 from statehouse.formats import format as formats
 from statehouse.formats.format import Schema as PayloadSchema
 from statehouse.reducers import REDUCERS, Reducer, own, parse_reduce
+from statehouse.spark_sql import quoted
 from statehouse.values import (
     GENERATORS,
     ORDERED,
@@ -56,6 +57,7 @@ from statehouse.values import (
     unaliased,
 )
 
+ROW = "row"  # a store's value that is all of a row
 TASK_TOPICS = "tasks.topics"  # the alias, which is also its place in the file
 ISOLATION, ISOLATION_LEVELS = "isolation.level", ("read_committed", "read_uncommitted")
 
@@ -111,13 +113,15 @@ class Stream(_Model):
 
     name: str = ""
     topic: Topic
-    format: Literal["json", "avro", "protobuf", "json_schema", "string", "csv", "bytes"] = "json"
+    format: Literal["json", "avro", "protobuf", "json_schema", "string", "csv", "bytes", "debezium"] = "json"
     schema_: Schema | None = Field(default=None, alias="schema", validate_default=True)  # None: it is derived
     schema_file: str | None = Field(default=None, min_length=1)  # of Avro without a registry
     subject: str | None = Field(default=None, min_length=1)  # in the registry
     on_new_field: Literal["add", "ignore"] = "add"
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","  # of CSV
+    encoding: Literal["json", "avro"] = "json"  # of Debezium
     time: Expression | None = None
+    order: Expression | None = None  # None: by their time
     keep_payload: bool = False
     cluster_by: Annotated[list[str], OneOrMore, Field(max_length=4)] = Field(default_factory=list)
 
@@ -129,13 +133,25 @@ class Stream(_Model):
 
     @cached_property
     def columns(self) -> list[Column]:
-        """The payload's columns, in the file's order."""
-        return parse_schema(self.schema_) if self.schema_ else []
+        """The payload's columns, in the file's order; of changes of a table those of its rows, and where each comes from."""
+        columns = parse_schema(self.schema_) if self.schema_ else []
+        return [*columns, Column(name=formats.SOURCE, type=formats.SOURCE_TYPE)] if self.captured else columns
+
+    @property
+    def captured(self) -> bool:
+        """Whether its events are changes of a table's rows."""
+        return self.format == formats.DEBEZIUM
+
+    @property
+    def ranked(self) -> bool:
+        """Whether its events are in another order than that of their times."""
+        return self.order is not None
 
     @property
     def registered(self) -> bool:
         """Whether its payloads name their schemas, which are in the registry."""
-        return self.format in formats.KINDS and self.schema_file is None
+        in_avro = self.captured and self.encoding == formats.AVRO
+        return in_avro or (self.format in formats.KINDS and self.schema_file is None)
 
     @property
     def registry(self) -> dict[str, Any]:
@@ -195,7 +211,16 @@ class Stream(_Model):
     @cached_property
     def time_columns(self) -> list[str]:
         """The columns that the event time is made of."""
-        return sorted({c.name for c in parse_expression(self.time).find_all(exp.Column)}) if self.time else []
+        # Of a struct's field the column that it is in.
+        columns = parse_expression(self.time).find_all(exp.Column) if self.time else ()
+        return sorted({column.parts[0].name for column in columns})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _placed(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("format") == formats.DEBEZIUM:
+            return {"time": formats.SOURCE_TIME, "order": formats.SOURCE_POSITION, **data}
+        return data
 
     @field_validator("schema_", mode="before")
     @classmethod
@@ -213,6 +238,7 @@ class Stream(_Model):
             ("subject", formats.KINDS, self.subject is not None),
             ("on_new_field", formats.KINDS, "on_new_field" in self.model_fields_set),
             ("delimiter", (formats.CSV,), "delimiter" in self.model_fields_set),
+            ("encoding", (formats.DEBEZIUM,), "encoding" in self.model_fields_set),
             ("keep_payload", (formats.JSON,), self.keep_payload),
         )
         for name, known, is_set in fits:
@@ -372,6 +398,13 @@ class Store(_Model):
     def windows(self) -> tuple[int, int] | None:
         """A window's length and how often one begins, in microseconds; None: the store has no windows."""
         return parse_window(self.window) if self.window else None
+
+    def of(self, stream: Stream) -> Store:
+        """The same over a stream's columns: ``value: row`` is all of them, unless one is named so."""
+        names = [column.name for column in stream.columns if not column.name.startswith("_")]
+        if self.value != ROW or not names or ROW in map(str.lower, names):
+            return self
+        return self.model_copy(update={"value": f"struct({', '.join(map(quoted, names))})"})
 
     @property
     def definition(self) -> dict[str, Any]:
@@ -573,15 +606,27 @@ class Config(_Model):
         """The stream whose events a route passes on."""
         return self.stores[route.store].stream if route.store else str(route.source)
 
+    def writable(self, store: str) -> bool:
+        """Whether an event may set or purge a key of a store by its name: it has no place in an order that payloads tell."""
+        return not self.streams[self.stores[store].stream].ranked
+
+    @property
+    def settable(self) -> list[str]:
+        """The stores of which a task may set a key: a set names no window."""
+        return [name for name, store in self.stores.items() if not store.windows and self.writable(name)]
+
     def stores_of(self, stream: str) -> list[Store]:
         """The stores that a stream feeds, in the file's order."""
         return [s for s in self.stores.values() if s.stream == stream]
 
 
 def attached(config: Config) -> Config:
-    """The same, whose streams know their lookups, the registry, and where tasks may send to."""
+    """The same, whose streams know their lookups, the registry, and where tasks may send to, and whose stores know their rows."""
     for stream in config.streams.values():
         stream._askable_topics = config.askable_topics
         stream._registry = config.registry
         stream._lookups = tuple(lookup for lookup in config.lookups.values() if lookup.stream == stream.name)
+    for name, store in config.stores.items():
+        if store.stream in config.streams:
+            config.stores[name] = store.of(config.streams[store.stream])
     return config

@@ -61,7 +61,7 @@ def resolved(stream: Stream, path: str) -> Stream:
     """A stream that knows its columns and what schemas are kept with its changelog, at a path. Raises ValueError where it has none that
     could be its columns, ConfigError and RegistryUnavailable as :class:`~statehouse.formats.registry.Registry` does."""
     try:
-        import_module(f"statehouse.formats.{stream.format}")
+        import_module(f"statehouse.formats.{AVRO if stream.captured else stream.format}")
     except ImportError as error:
         raise ConfigError(
             f"format: found no package {error.name!r}, expected it: pip install 'statehouse[formats]'"

@@ -8,13 +8,21 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 JSON, AVRO, PROTOBUF, JSON_SCHEMA = "json", "avro", "protobuf", "json_schema"
-STRING, CSV, BYTES = "string", "csv", "bytes"
+STRING, CSV, BYTES, DEBEZIUM = "string", "csv", "bytes", "debezium"
 # Formats whose payloads name a schema of a registry, and how the registry calls them.
 KINDS = {AVRO: "AVRO", PROTOBUF: "PROTOBUF", JSON_SCHEMA: "JSON"}
-WRITTEN = (JSON, CSV)  # nothing else says which columns their payloads have
+WRITTEN = (JSON, CSV, DEBEZIUM)  # nothing else says which columns their payloads have
 DEFAULT_SCHEMAS = {STRING: "value STRING", BYTES: "value BINARY"}
 UNKNOWN = "unknown schema: "  # a record waits for the schema of the id that follows
 IN_FILE = ""  # the id of a schema that is in a file
+# Where a change of a table's row comes from: a column of its events, as Debezium has it; `position` is made of what its database calls it.
+SOURCE = "_source"
+SOURCE_TYPE = (
+    "STRUCT<connector: STRING, name: STRING, db: STRING, `schema`: STRING, `table`: STRING, snapshot: STRING, ts_ms: BIGINT,"
+    " position: BIGINT, txId: BIGINT, lsn: BIGINT, file: STRING, pos: BIGINT, `row`: INT, gtid: STRING, scn: STRING,"
+    " change_lsn: STRING, commit_lsn: STRING>"
+)
+SOURCE_TIME, SOURCE_POSITION = f"timestamp_millis({SOURCE}.ts_ms)", f"{SOURCE}.position"
 
 
 class Schema(NamedTuple):

@@ -83,7 +83,7 @@ class Operation:
     body: Body | None
     answers: Mapping[int, Answer]
     problems: Mapping[int, str]
-    only: Callable[[Store], bool] | None  # the stores that have it
+    only: Callable[[Place], bool] | None  # the stores that have it
     closed: bool  # to parameters that are not declared
 
     def names(self, place: Place) -> list[str]:
@@ -102,7 +102,7 @@ def declared(
     problems: Mapping[int, str] | None = None,
     headers: Sequence[Parameter] = (),
     body: Body | None = None,
-    only: Callable[[Store], bool] | None = None,
+    only: Callable[[Place], bool] | None = None,
     closed: bool = True,
 ) -> Callable[[View], View]:
     """Declare what a view takes and answers. ``problems`` are those of its own, by status; what every route of its kind may

@@ -49,7 +49,7 @@ def document(app: Flask, base: str = "") -> dict[str, Any]:
         if operation is None:
             continue
         for where in _places(route):
-            if operation.only and where.store and not operation.only(where.store):
+            if operation.only and where.store and not operation.only(where):
                 continue
             path, parameters = _path(route, where)
             for method in sorted((route.methods or set()) - set(EVERYONES)):
