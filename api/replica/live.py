@@ -37,11 +37,11 @@ from api.engine.columns import Key
 from api.engine.prepared import cursor
 from api.replica.arrivals import Parser, records
 from api.replica.locks import WAY, Turn
+from api.replica.lookout import Lookout
 from api.replica.overlay import NUMBER, Rows
 from api.replica.pending import PLACE, Ahead, Offsets, after, keyed
 from api.replica.snapshot import Pending, Snapshot
 from api.replica.tail import Made, Tail
-from api.replica.topic import Lookout
 from statehouse.config.models import Config, Stream
 from statehouse.errors import KafkaUnavailable, TopicRecreated
 from statehouse.fold import Rule
