@@ -22,10 +22,10 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from api import create_app
 from api.engine.prepared import cursor
 from api.replica import arrivals
-from api.replica.live import BUSY, QUIET, SHARE, UNASKED_SECONDS, WAIT, Live, Pace
 from api.replica.locks import Turn
 from api.replica.replica import Replica
 from api.replica.snapshot import Snapshot
+from api.replica.topic import BUSY, QUIET, SHARE, UNASKED_SECONDS, WAIT, Live, Pace
 from demo.broker import Broker
 from jobs.spark.parse import accepted, parse
 from statehouse.config.models import Config
@@ -560,10 +560,10 @@ def test_kafka_goes_away_and_comes_back(lake, tmp_path):
 
 
 def test_it_steps_aside_where_there_is_too_much_and_returns(lake, broker, monkeypatch):
-    monkeypatch.setattr("api.replica.live.PENDING", 100)
-    monkeypatch.setattr("api.replica.live.BEHIND", 400)
-    monkeypatch.setattr("api.replica.live.AT_ONCE", 50)
-    monkeypatch.setattr("api.replica.live.ASIDE_SECONDS", 0.1)
+    monkeypatch.setattr("api.replica.topic.PENDING", 100)
+    monkeypatch.setattr("api.replica.topic.BEHIND", 400)
+    monkeypatch.setattr("api.replica.topic.AT_ONCE", 50)
+    monkeypatch.setattr("api.replica.topic.ASIDE_SECONDS", 0.1)
     shop = Shop(lake, broker, "live-aside")
     try:
         for number in range(1, 31):
@@ -671,7 +671,7 @@ def _as_kafka(row):
 def test_rounds_are_few_where_others_have_much_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, own, every = [1000.0], [0.0], [0.0]
     for name, at in (("monotonic", clock), ("thread_time", own), ("process_time", every)):
-        monkeypatch.setattr(f"api.replica.live.time.{name}", lambda at=at: at[0])
+        monkeypatch.setattr(f"api.replica.topic.time.{name}", lambda at=at: at[0])
 
     def between(first: float, takes: float, others: float = 0.0, waits: float = 0.0) -> float:
         """Seconds from the end of a round to the next one's begin, where so long after it the first event comes; a round takes so

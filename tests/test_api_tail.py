@@ -8,7 +8,7 @@ import random
 import pytest
 
 from api import create_app
-from api.replica import disk
+from api.replica import storage
 from api.replica.replica import Replica
 from jobs.ingest import Ingest
 from jobs.merge import Merge
@@ -121,13 +121,13 @@ def test_a_swapped_state_a_compacted_changelog_and_a_lost_feed_are_noticed(spark
 @pytest.mark.slow
 def test_a_new_process_goes_on_from_what_was_kept_as_long_as_it_can(spark, filled, monkeypatch):
     config, events = filled
-    config, read, load = kept(config, "disk"), [], disk.load
+    config, read, load = kept(config, "disk"), [], storage.load
 
     def noted(db, config, store, version, **named):
         read.append(store.name)
         return load(db, config, store, version, **named)
 
-    monkeypatch.setattr(disk, "load", noted)
+    monkeypatch.setattr(storage, "load", noted)
     Replica(config).refresh()
     assert sorted(read) == sorted(config.stores)
     read.clear()

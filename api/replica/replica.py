@@ -4,7 +4,7 @@ A store begins as a version of its state table (:mod:`api.replica.snapshot`); wh
 (:mod:`api.replica.tail`), so that an answer does not wait for the MERGE. A new version is read only when the overlay has grown, when
 the table was replaced, or when the store cannot be followed that way: then it has the MERGE's freshness.
 
-On top of that comes what is in the topic and not in the changelog yet (:mod:`api.replica.live`), where ``api: freshness`` is ``live``.
+On top of that comes what is in the topic and not in the changelog yet (:mod:`api.replica.topic`), where ``api: freshness`` is ``live``.
 
 Readers take the current :class:`Snapshot` and never touch the lake: when it is gone, busy or broken, they go on with what is
 here, and the store says so in ``error``.
@@ -34,12 +34,12 @@ from api.engine.delta_log import Log, Mark
 from api.engine.memory import give_back
 from api.engine.pool import Pool
 from api.engine.shards import Shards
-from api.replica import direct, disk
+from api.replica import read_through, storage
 from api.replica.changed_keys import Recent, expired
-from api.replica.live import FOLLOWING, Live
 from api.replica.pending import Offsets
 from api.replica.snapshot import Snapshot, epoch_of, load
 from api.replica.tail import Made, Tail
+from api.replica.topic import FOLLOWING, Live
 from statehouse.config.models import Config, Store
 from statehouse.failures import failing, failures_table
 from statehouse.places import remote
@@ -325,13 +325,13 @@ class Replica:
     def _base(self, followed: Followed, mark: Mark, exactly: bool) -> Snapshot:
         """A version of the table to go on from: this one, or a little earlier one that this machine has kept."""
         if self.config.api.replica == "none":
-            return direct.of_table(self._pool, self.config, followed.store, mark.version)
+            return read_through.of_table(self._pool, self.config, followed.store, mark.version)
         if self.config.api.replica == "disk":
             least = mark.version if exactly else None
-            found = disk.kept(self.config, followed.store, mark.version, self._wanted, least)
+            found = storage.kept(self.config, followed.store, mark.version, self._wanted, least)
             if found is not None and self._near(followed, found, mark):
                 return found
-        read = disk.read if self.config.api.replica == "disk" else load
+        read = storage.read if self.config.api.replica == "disk" else load
         with duck.connect(root=self.config.root) as db:  # its memory ends with it
             return read(db, self.config, followed.store, mark.version, shards=self._wanted)
 
