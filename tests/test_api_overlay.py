@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.replica.overlay import ABSENT, NUMBER, SPARE, Overlay, Rows, Spot, Spots
-from api.replica.snapshot import MANY, SEARCHED, of_table
+from api.replica.sorted_version import MANY, SEARCHED
+from api.replica.storage import of_table
 from statehouse.fold import Rule
 from tests.lakes import written
 

@@ -22,7 +22,8 @@ from api.engine.exact_json import dumps
 from api.engine.where import Where
 from api.errors import Problem
 from api.replica.overlay import ABSENT
-from api.replica.snapshot import Snapshot, of_table
+from api.replica.snapshot import Snapshot
+from api.replica.storage import of_table
 from tests.test_api_lake import configured, rule
 from tests.test_api_reads import app, client, config, problem  # noqa: F401 (fixtures)
 
@@ -108,7 +109,8 @@ values = st.one_of(st.none(), numbers)
 def spare(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """How soon rows are let go of."""
     monkeypatch.setattr("api.replica.overlay.SPARE", request.param)
-    monkeypatch.setattr("api.replica.snapshot.MANY", 5)
+    for module in ("snapshot", "sorted_version"):
+        monkeypatch.setattr(f"api.replica.{module}.MANY", 5)
 
 
 @given(

@@ -46,7 +46,8 @@ from api.http.openapi.schemas import Schema
 from api.reads import scans
 from api.reads.lake import Past
 from api.reads.read_your_writes import After
-from api.replica.snapshot import Row, Snapshot
+from api.replica.snapshot import Snapshot
+from api.replica.sorted_version import Row
 from statehouse.config.models import Api, Store
 from statehouse.tables import opened, table
 

@@ -28,12 +28,14 @@ from api.engine.changelog import CHANGELOG, attached, filled, may_have
 from api.engine.columns import Key, fitting, keys_of
 from api.engine.deadline import AGAIN, LOOK, Deadline
 from api.engine.delta import pin, unpin
-from api.engine.duck import ROWS, literal, quoted
+from api.engine.duck import ROWS, casts, literal, quoted
 from api.engine.fold import GUARD, Fold, spoken
 from api.engine.prepared import Bag
 from api.errors import Problem
 from api.replica.pending import after
-from api.replica.snapshot import Row, Snapshot, casts, load, of_table
+from api.replica.snapshot import Snapshot
+from api.replica.sorted_version import Row
+from api.replica.storage import load, of_table
 from statehouse.config.models import Config, Store
 from statehouse.fold import Rule
 from statehouse.kinds import Differs

@@ -11,11 +11,10 @@ import sqlglot
 from sqlglot import exp
 
 from api.engine.columns import Key, keys_of
-from api.engine.duck import quoted, selected
+from api.engine.duck import casts, quoted, selected
 from api.engine.fold import GUARD, Fold
 from api.engine.prepared import Bag, Prepared, cursor
 from api.replica.overlay import NUMBER, Rows
-from api.replica.snapshot import casts
 from statehouse.config.models import Stream
 from statehouse.fold import Rule
 from statehouse.tables import changelog_columns
@@ -41,7 +40,7 @@ def after(rows: pa.Table, offsets: Offsets) -> pa.Table:
 def changed(rule: Rule, types: Mapping[str, str], made: str) -> str:
     """SQL: of rows that a fold made, a relation, the state's columns, ``_present`` and ``_conflict``."""
     whole = "window_start IS NOT NULL" if rule.store.windows else "TRUE"  # a purge is remembered by its key
-    return f"SELECT {casts(dict(types))}, _present, _conflict FROM {made} WHERE {whole}"
+    return f"SELECT {casts(types)}, _present, _conflict FROM {made} WHERE {whole}"
 
 
 def keyed(rule: Rule, types: Mapping[str, str]) -> dict[str, str]:

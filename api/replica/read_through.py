@@ -18,11 +18,13 @@ from deltalake import DeltaTable
 from api.engine import duck
 from api.engine.columns import Columns, Key, count, fitting, keys_of
 from api.engine.deadline import Deadline
-from api.engine.duck import ROWS, quoted
+from api.engine.duck import ROWS, casts, quoted
 from api.engine.exact_json import dumps
 from api.engine.pool import Pool
 from api.engine.where import Where
-from api.replica.snapshot import BYTES, Inside, Row, Snapshot, casts, epoch_of, within
+from api.replica.snapshot import BYTES, Inside, Snapshot
+from api.replica.sorted_version import Row
+from api.replica.storage import epoch_of, within
 from statehouse.config.models import Config, Store
 from statehouse.errors import StatehouseError
 from statehouse.tables import folded, generation, rows_and_bytes, stored_rule, table
@@ -128,7 +130,7 @@ def of_table(pool: Pool, config: Config, store: Store, version: int) -> Direct:
         version,
         generation(delta),
         epoch_of(delta),
-        folded(delta),
+        position=folded(delta),
         keys=rows_and_bytes(path, version)[0],
         columns={n: pa.array([], none[n].type) for n in types},
         types=types,

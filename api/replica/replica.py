@@ -37,7 +37,8 @@ from api.engine.shards import Shards
 from api.replica import read_through, storage
 from api.replica.changed_keys import Recent, expired
 from api.replica.pending import Offsets
-from api.replica.snapshot import Snapshot, epoch_of, load
+from api.replica.snapshot import Snapshot
+from api.replica.storage import epoch_of, load
 from api.replica.tail import Made, Tail
 from api.replica.topic import FOLLOWING, Live
 from statehouse.config.models import Config, Store

@@ -1,6 +1,6 @@
-"""``replica: disk``: a state's columns as a file of this machine, mapped into memory.
+"""Where a version of a state's table is read from: the table itself, or with ``replica: disk`` a file of this machine, mapped into memory.
 
-A process that starts maps what the last one wrote and folds what the changelog brought since, instead of reading the state's
+With the file a process that starts maps what the last one wrote and folds what the changelog brought since, instead of reading the state's
 table; and the workers of one machine share the pages. The file is an Arrow file: DuckDB's own would have to be copied out of
 it for the same searches. It is only ever replaced as a whole, and whatever is wrong with it, the table is read instead.
 """
@@ -21,12 +21,20 @@ import duckdb
 import pyarrow as pa
 from deltalake import DeltaTable
 
+from api.engine import duck
+from api.engine.delta import pin, unpin
+from api.engine.duck import cast, casts, quoted
 from api.engine.shards import Shards
-from api.replica.snapshot import Snapshot, epoch_of, load, of_table
+from api.replica.snapshot import Snapshot
 from statehouse.config.models import Config, Store
+from statehouse.errors import StatehouseError
 from statehouse.fold import Rule
-from statehouse.tables import definition_of, generation, stored_rule, table
+from statehouse.spark_sql import TIMES, within_years
+from statehouse.spark_sql import quoted as spark_quoted
+from statehouse.tables import definition_of, folded, generation, stored_rule, table
+from statehouse.transpile import to_duckdb
 
+SOME = 100_000  # rows of a chunk, where few are expected
 log = logging.getLogger("statehouse.api")
 
 
@@ -117,3 +125,68 @@ def _locked(config: Config, store: Store) -> Iterator[None]:
     with file.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # let go of with the file, also by a process that is killed
         yield
+
+
+def load(
+    cursor: duckdb.DuckDBPyConnection,
+    config: Config,
+    store: Store,
+    version: int,
+    wanted: str | None = None,
+    shards: Shards | None = None,
+) -> Snapshot:
+    """A version of a store's state table, copied into memory; of ``wanted``, a table of keys, only those, and only those in some
+    ``shards``. The connection is for this alone then."""
+    path = table(config, "state", store.name)
+    delta = DeltaTable(path, version=version)
+    position, rule = folded(delta), stored_rule(delta, store.name)
+    if rule is None:
+        raise StatehouseError(f"{path} has no definition: it was not made by statehouse")
+    names = ", ".join(map(quoted, rule.key_columns))
+    tests = within(rule)
+    if wanted:
+        tests.append(f"({names}) IN (SELECT {names} FROM {wanted})")
+    try:
+        pin(cursor, path, version, "lake")
+        types = duck.types(cursor, "lake")
+        order = ", ".join(map(quoted, rule.keys))
+        # Moments are made plain UTC below: DuckDB asks its calendar for each of them, half of the time that this takes.
+        columns = casts(types, but="TIMESTAMP")
+        chunk = SOME
+        if shards:
+            shards.declare(cursor, "_here")
+            tests = [f"_here({', '.join(cast(name, types[name]) for name in rule.key_columns)})", *within(rule)]
+        elif not wanted:  # all as one chunk, or they would have to be copied together; but it is allocated at once
+            ((rows,),) = cursor.execute("SELECT count(*) FROM lake").fetchall()
+            chunk = max(1, rows)
+        where = f"WHERE {' AND '.join(tests)}" if tests else ""
+        found = cursor.execute(f"SELECT {columns} FROM lake {where} ORDER BY {order}").to_arrow_table(chunk)
+    finally:
+        unpin(cursor, "lake")
+    made = of_table(found, rule, types)
+    made.version, made.generation, made.position = version, generation(delta), position
+    made.epoch, made.shards = epoch_of(delta), shards
+    return made
+
+
+def within(rule: Rule) -> list[str]:
+    """DuckDB's tests that a row of a state has a key that callers can have: the rows of an earlier version may have windows that begin
+    before the year 1."""
+    kinds = {name: kind for name, kind in rule.keys.items() if kind in TIMES}
+    return [to_duckdb(f"{within_years(spark_quoted(name), kind)} IS NOT NULL") for name, kind in kinds.items()]
+
+
+def epoch_of(delta: DeltaTable) -> str:
+    """What names the state that a table holds: a recovery puts another one in its place, and so does who makes it anew."""
+    return f"{delta.metadata().id:.8}.{generation(delta)}"
+
+
+def of_table(found: pa.Table, rule: Rule, types: dict[str, str]) -> Snapshot:
+    """Rows in the order of their keys as a snapshot; a column's moments, if not plain UTC, are made so."""
+    arrays = {name: _one(found[name]) for name in types}
+    return Snapshot(rule, keys=found.num_rows, columns=arrays, types=types)
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+    return array.view(pa.timestamp(array.type.unit)) if pa.types.is_timestamp(array.type) else array

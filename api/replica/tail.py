@@ -19,11 +19,11 @@ import pyarrow.compute as pc
 from api.engine.changelog import CHANGELOG, attach, filled
 from api.engine.columns import Columns, Key, keys_of, taken
 from api.engine.delta import pin, unpin
-from api.engine.duck import ROWS, quoted
+from api.engine.duck import ROWS, casts, quoted
 from api.engine.fold import GUARD, Fold, spoken
 from api.replica.overlay import Rows, Spot
 from api.replica.pending import Ahead, changed
-from api.replica.snapshot import Snapshot, casts
+from api.replica.snapshot import Snapshot
 from statehouse.config.models import Config
 from statehouse.spark_sql import quoted as spark_quoted
 from statehouse.tables import changelog_columns, generation, opened, table
