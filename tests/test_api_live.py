@@ -22,7 +22,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from api import create_app
 from api.engine.prepared import cursor
 from api.replica import arrivals
-from api.replica.locks import Turn
+from api.replica.priority import Turn
 from api.replica.replica import Replica
 from api.replica.snapshot import Snapshot
 from api.replica.topic import BUSY, QUIET, SHARE, UNASKED_SECONDS, WAIT, Live, Pace

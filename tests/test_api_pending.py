@@ -15,8 +15,8 @@ from werkzeug.serving import make_server
 
 from api import create_app
 from api.replica import arrivals
-from api.replica.locks import Turn
 from api.replica.pending import Ahead
+from api.replica.priority import Turn
 from api.replica.replica import Replica
 from statehouse.config.models import Config
 from tests.lakes import right, written

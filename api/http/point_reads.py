@@ -20,7 +20,7 @@ from api.http.access import Gate
 from api.http.compress import LEAST
 from api.http.metrics import Reads
 from api.http.stores import point
-from api.replica.locks import WAY
+from api.replica.priority import WAY
 from api.replica.replica import Replica
 
 PAGE = "text/html"  # who accepts it may want a screen

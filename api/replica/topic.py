@@ -36,10 +36,10 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Top
 from api.engine.columns import Key
 from api.engine.prepared import cursor
 from api.replica.arrivals import Parser, records
-from api.replica.locks import WAY, Turn
 from api.replica.lookout import Lookout
 from api.replica.overlay import NUMBER, Rows
 from api.replica.pending import PLACE, Ahead, Offsets, after, keyed
+from api.replica.priority import WAY, Turn
 from api.replica.snapshot import Pending, Snapshot
 from api.replica.tail import Made, Tail
 from statehouse.config.models import Config, Stream

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 import uvloop
 
-from api.replica.locks import MOST, Way
+from api.replica.priority import MOST, Way
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def given(loop: asyncio.AbstractEventLoop, way: Way, pause: float = 0.0) -> tupl
 
 
 def test_the_loop_goes_on_when_all_have_left(loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.replica.locks.MOST", 3600)
+    monkeypatch.setattr("api.replica.priority.MOST", 3600)
     way, order = Way(), []
     inside, out = threading.Event(), threading.Event()
 
@@ -60,7 +60,7 @@ def test_the_loop_goes_on_when_all_have_left(loop: asyncio.AbstractEventLoop, mo
 @pytest.fixture
 def most(monkeypatch: pytest.MonkeyPatch) -> float:
     """The seconds that the loop waits at the most: so many that a busy machine is not taken for a wait."""
-    monkeypatch.setattr("api.replica.locks.MOST", 0.5)
+    monkeypatch.setattr("api.replica.priority.MOST", 0.5)
     return 0.5
 
 
