@@ -45,8 +45,8 @@ def shown(replica, store):
 @pytest.mark.slow
 def test_every_answer_is_the_oracles_whether_it_is_merged_or_not(spark, filled, monkeypatch):
     config, events = filled
-    monkeypatch.setattr("api.replica.replica.OVERLAY", 5)  # so that newer versions are read, too
-    monkeypatch.setattr("api.replica.replica.STALE_SECONDS", 3600.0)  # reading every key may take longer than it
+    monkeypatch.setattr("api.replica.store.OVERLAY", 5)  # so that newer versions are read, too
+    monkeypatch.setattr("api.replica.store.STALE_SECONDS", 3600.0)  # reading every key may take longer than it
     seed = random.randrange(10**6)
     print(f"seed {seed}")
     dice = random.Random(seed)
@@ -147,10 +147,10 @@ def test_a_new_process_goes_on_from_what_was_kept_as_long_as_it_can(spark, fille
     assert begun() == [], "a version was merged meanwhile: what was kept and the feed are enough"
     recover(spark, config, config.stores["total"])
     assert begun() == ["total"], "it was replaced"
-    monkeypatch.setattr("api.replica.replica.OVERLAY", 1)
+    monkeypatch.setattr("api.replica.store.OVERLAY", 1)
     assert begun() == ["hours", "votes"], "too much has come since"
     assert begun() == []
-    monkeypatch.setattr("api.replica.replica.OVERLAY", 1000)
+    monkeypatch.setattr("api.replica.store.OVERLAY", 1000)
     records, new = drawn(9, 40, first=COUNT + 40)
     more(spark, config, records)
     events = events + new

@@ -20,7 +20,7 @@ from api.http.access import Gate
 from api.http.compress import LEAST
 from api.http.metrics import Reads
 from api.http.stores import point
-from api.replica.priority import WAY
+from api.replica.priority import FOLD_PRIORITY
 from api.replica.replica import Replica
 
 PAGE = "text/html"  # who accepts it may want a screen
@@ -68,7 +68,7 @@ class Fast:
         the event loop does no more than let those go first that it would hold up."""
         begun = time.perf_counter()
         if not waits:
-            WAY.give()
+            FOLD_PRIORITY.yield_to_fold()
         try:
             found = self._found(path, authorization, address, packed, waits)
         except Exception:  # a wrong key, or what nobody foresaw: Flask comes to the same, and says so

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from queue import SimpleQueue
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +24,7 @@ from statehouse.tables import changelog_columns
 from statehouse.transpile import to_duckdb
 
 EVENTS, BEFORE = "_of", "_before"
-PLACE = NUMBER, "_partition", "_offset"
+COORDINATES = NUMBER, "_partition", "_offset"
 Offsets = Mapping[int, int]
 
 
@@ -45,7 +48,7 @@ def changed(rule: Rule, types: Mapping[str, str], made: str) -> str:
 
 def keyed(rule: Rule, types: Mapping[str, str]) -> dict[str, str]:
     """Which key of a store an event is of, null where of none: an expression in DuckDB's words for each of its columns, by the name
-    that :class:`Ahead` looks for. ``types`` are the state's; there are none of one that cannot be folded."""
+    that :class:`PendingEvents` looks for. ``types`` are the state's; there are none of one that cannot be folded."""
     if not types:
         return {}
     keys = (f"CASE WHEN {rule.concerned(GUARD)} THEN {key} END" for key in rule.key_of(GUARD))
@@ -53,7 +56,7 @@ def keyed(rule: Rule, types: Mapping[str, str]) -> dict[str, str]:
     return {f"_key of {rule.store.name}: {name}": f"CAST({key} AS {types[name]})" for name, key in named}
 
 
-class Ahead:
+class PendingEvents:
     """Of one tail; ``types`` are the state's columns in DuckDB. Raises sqlglot's or DuckDB's errors as a fold does."""
 
     def __init__(self, fold: Fold, stream: Stream, types: Mapping[str, str]) -> None:
@@ -86,7 +89,7 @@ class Ahead:
             found = self._keys.rows()
         keys = keys_of(found[name] for name in self._names)
         touched: dict[Key, None] = {}
-        for key, number, partition, offset in zip(keys, *(new[name].to_pylist() for name in PLACE), strict=True):
+        for key, number, partition, offset in zip(keys, *(new[name].to_pylist() for name in COORDINATES), strict=True):
             if None not in key:
                 self._places[partition].append((offset, number, key))
                 self._of[key].append(number)
@@ -153,3 +156,26 @@ class Ahead:
             return now.copy() if isinstance(node, exp.CurrentTimestamp) else node
 
         return sqlglot.parse_one(query, dialect="duckdb").transform(replaced).sql("duckdb")
+
+
+class FoldRequest(NamedTuple):
+    """Keys whose pending events a reader waits to be folded."""
+
+    tail: str  # its name
+    keys: Sequence[Key]
+    done: threading.Event
+
+
+class PendingReader(NamedTuple):
+    """How readers of a snapshot get at its pending events. Nothing of it leads to who folds them."""
+
+    events: PendingEvents
+    lock: threading.Lock  # of the stream's state: a commit moves the position and the events together
+    requests: SimpleQueue[FoldRequest]
+    tail: str  # the name of the one that folds on from the snapshot
+
+    def fold(self, keys: Sequence[Key]) -> None:
+        """Have what is pending of some keys folded: when this returns it is, or it cannot be and is not shown."""
+        request = FoldRequest(self.tail, keys, threading.Event())
+        self.requests.put(request)
+        request.done.wait()

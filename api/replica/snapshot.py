@@ -21,6 +21,7 @@ from api.engine.deadline import Deadline
 from api.engine.exact_json import dumps
 from api.engine.where import Where
 from api.replica.overlay import ABSENT, UNCHANGED, Overlay, Rows, Spot, Truth
+from api.replica.pending import PendingReader
 from api.replica.sorted_version import MANY, Row, SortedVersion
 from statehouse.partitioner import text_of
 
@@ -51,11 +52,10 @@ class Snapshot(SortedVersion):
     keys: int = 0
     overlay: Overlay = field(default_factory=Overlay)  # what has changed since
     ahead: dict[str, int] = field(default_factory=dict)  # what is shown ahead of the changelog is up to these offsets
-    # Keys, without windows, with pending events that have not been folded yet: that is done when somebody asks, by ``fold``.
+    # Keys, without windows, with pending events that have not been folded yet: that is done when somebody asks, by way of ``pending``.
     # Those that came first are first: what is folded together was read together, and is together in memory.
     stale: dict[Key, None] = field(default_factory=dict)
-    fold: Callable[[Sequence[Key]], None] | None = None
-    pending: Callable[[Snapshot, Key], Pending] | None = None  # set where something is ahead of the changelog
+    pending: PendingReader | None = None  # set where something is ahead of the changelog
     lock: threading.Lock = field(default_factory=threading.Lock)  # held to change the overlay, and to go through it
 
     def get(self, parts: Sequence[str]) -> Row | None:
@@ -162,10 +162,8 @@ class Snapshot(SortedVersion):
 
     def _settle(self, keys: Sequence[Key]) -> None:
         """Have what is pending of some keys folded, where there is any."""
-        fold = self.fold  # once: it is taken away with the last of what is to be folded
-        stale = [key for key in keys if key in self.stale]
-        if stale and fold:
-            fold(stale)
+        if self.pending and (stale := [key for key in keys if key in self.stale]):
+            self.pending.fold(stale)
 
     def unfolded(self, count: int) -> list[Key]:
         """Some keys whose pending events have not been folded yet."""
@@ -202,7 +200,9 @@ class Snapshot(SortedVersion):
             return Pending(self.position)
         key = self.key(parts)
         self._settle([key])  # what cannot be folded is not shown, and is not here either
-        return self.pending(self, key)
+        with self.pending.lock:
+            ahead = self.ahead
+            return Pending(self.position, self.pending.events.of_one(key) if ahead else None, ahead)
 
     def present(self, keys: Sequence[Key]) -> tuple[dict[Key, Spot], Columns]:
         """Where the rows of these keys are by the changelog (in a windowed store those of their every window), and the rows."""

@@ -22,7 +22,7 @@ from api.engine.delta import pin, unpin
 from api.engine.duck import ROWS, casts, quoted
 from api.engine.fold import GUARD, Fold, spoken
 from api.replica.overlay import Rows, Spot
-from api.replica.pending import Ahead, changed
+from api.replica.pending import PendingEvents, changed
 from api.replica.snapshot import Snapshot
 from statehouse.config.models import Config
 from statehouse.spark_sql import quoted as spark_quoted
@@ -61,7 +61,7 @@ class Tail:
         self.changelog = table(config, "changelog", self.stream.name)
         self.name = f"tail{next(_numbers)}"
         self.fold = Fold(self.db, self.rule, self.name)
-        self._ahead: Ahead | None = None
+        self._ahead: PendingEvents | None = None
         self._newer: dict[Key, int] = {}  # of keys that are shown as of a later position than the snapshot's: which
         # Keys that were read of late, and until when they are folded without being asked.
         self._hot: dict[Key, float] = {}
@@ -144,17 +144,20 @@ class Tail:
             self._newer.clear()
         return made.keys
 
-    def lay(self, events: pa.Table, pending: Rows, ahead: dict[str, int]) -> Ahead:
+    def pending(self) -> PendingEvents:
+        """What keeps the events by key that the changelog does not have yet."""
+        self._ahead = self._ahead or PendingEvents(self.fold, self.stream, self.types)
+        return self._ahead
+
+    def lay(self, events: pa.Table, pending: Rows, ahead: dict[str, int]) -> None:
         """Show what events will make of their keys that the changelog does not have yet: all that there are, by their numbers among
-        what is pending. Kafka has them up to some offsets. Gives what keeps them by key.
+        what is pending. Kafka has them up to some offsets.
 
         That is folded when somebody asks for a key, and nothing is kept of it but the row that is shown: it is always the
         changelog's state with the pending events on top.
         """
-        self._ahead = self._ahead or Ahead(self.fold, self.stream, self.types)
-        self._ahead.forget()
+        self.pending().forget()
         self.more(events, pending, ahead)
-        return self._ahead
 
     def more(self, events: pa.Table, pending: Rows, ahead: dict[str, int]) -> None:
         """Show some more, besides those of before."""
