@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from api.engine.media_types import HTML, JSON
 from api.engine.shards import listed
 from api.http import paths
 from api.http.access import Gate
@@ -23,7 +24,6 @@ from api.http.stores import point
 from api.replica.priority import FOLD_PRIORITY
 from api.replica.replica import Replica
 
-PAGE = "text/html"  # who accepts it may want a screen
 OTHERS = ("HTTP_IF_NONE_MATCH", "HTTP_ORIGIN", "HTTP_TRANSFER_ENCODING")
 ROUTES = ("/history", "/reports")  # of Flask's; what they are about is for it to say
 OF_SHARDS = "HTTP_STATEHOUSE_SHARDS"  # has a request from another instance of a fleet
@@ -43,7 +43,7 @@ class Fast:
         plain = (
             environ["REQUEST_METHOD"] == "GET" and not environ.get("QUERY_STRING") and environ.keys().isdisjoint(OTHERS)
         )
-        if plain and PAGE not in environ.get("HTTP_ACCEPT", ""):
+        if plain and HTML not in environ.get("HTTP_ACCEPT", ""):
             path, authorization = paths.raw_path(environ), environ.get("HTTP_AUTHORIZATION", "")
             packed = "HTTP_ACCEPT_ENCODING" in environ
             if path is not None and listed(environ.get(OF_SHARDS, "0")) is not None:
@@ -52,7 +52,7 @@ class Fast:
             return self.slow(environ, start_response)
         body, tag = found
         headers = [
-            ("Content-Type", "application/json"),
+            ("Content-Type", JSON),
             ("Content-Length", str(len(body))),
             ("ETag", f'W/"{tag}"'),
             ("Vary", "Accept-Encoding"),

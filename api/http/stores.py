@@ -204,7 +204,7 @@ def get_key(store: str, key: str) -> Response:
         named = "/".join(part[:100] for part in parts)
         raise Problem(404, "unknown-key", f"found no {named!r} in {store}", position=position)
     body, tag = point(found, position, offsets)
-    response = Response(body, content_type="application/json")
+    response = Response(body, content_type=JSON)
     response.set_etag(tag, weak=True)
     if "If-None-Match" in request.headers:
         response.make_conditional(request)
