@@ -9,6 +9,7 @@ have no '/'; otherwise it is refused.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -18,7 +19,13 @@ from api.errors import Problem
 from statehouse.config.models import Store
 from statehouse.fold import Rule
 
-SEGMENTS = 4  # of /stores/{store}/keys/{key}, up to the key
+OF_KEY = re.compile("/stores/([^/]*)/keys/(.*)", re.DOTALL)
+
+
+def store_and_key(path: str) -> tuple[str, str] | None:
+    """The two that a path /stores/{store}/keys/{key} names, raw or decoded as the path is; None where it names none."""
+    found = OF_KEY.fullmatch(path)
+    return (found[1], found[2]) if found else None
 
 
 def of_request(environ: Mapping[str, Any], store: Store, rule: Rule | None) -> list[str]:
@@ -66,12 +73,11 @@ def raw_path(environ: Mapping[str, Any]) -> str | None:
 
 
 def _parts(environ: Mapping[str, Any], store: Store, kinds: Sequence[str]) -> list[bytes]:
-    decoded = environ["PATH_INFO"].encode("latin-1")  # WSGI's way to put bytes into text
-    raw = raw_path(environ)
-    tail = raw.split("/", SEGMENTS) if raw is not None else []
-    if len(tail) > SEGMENTS:
-        return _raw_parts(tail[SEGMENTS], store)
-    key = decoded.split(b"/", SEGMENTS)[SEGMENTS]
+    if named := store_and_key(raw_path(environ) or ""):
+        return _raw_parts(named[1], store)
+    named = store_and_key(environ["PATH_INFO"])
+    assert named
+    key = named[1].encode("latin-1")  # WSGI's way to put bytes into text
     if not store.composite:
         return [key]
     parts = key.split(b"/")

@@ -80,10 +80,10 @@ class Fast:
     def _found(
         self, path: str, authorization: str, address: str | None, packed: bool, waits: bool
     ) -> tuple[bytes, str] | None:
-        pieces = path.split("/", paths.SEGMENTS)
-        if len(pieces) <= paths.SEGMENTS or pieces[0] or pieces[1] != "stores" or pieces[3] != "keys" or self._crosses:
+        named = paths.store_and_key(path)
+        if named is None or self._crosses:
             return None
-        store = self._replica.config.stores.get(pieces[2])
+        store = self._replica.config.stores.get(named[0])
         if store is None or paths.decoded(path).endswith(ROUTES) or len(path) > self._gate.limits.max_key:
             return None
         caller = self._gate.reader(authorization, address)
@@ -92,7 +92,7 @@ class Fast:
         snapshot = self._replica.snapshot(store.name)
         if snapshot.rule is None:
             return None
-        parts = paths.of_path(pieces[paths.SEGMENTS], snapshot.rule.store, snapshot.rule)
+        parts = paths.of_path(named[1], snapshot.rule.store, snapshot.rule)
         position = snapshot.position  # before the row: it may be newer than it says, never older
         if waits:
             row, offsets = snapshot.get(parts), snapshot.offsets(parts)
