@@ -32,9 +32,7 @@ refusals = Blueprint("refusals", __name__)
 
 @refusals.get("/streams/<stream>/quarantine")
 @declared(
-    *(LIMIT, BEFORE, REASON),
-    answers={200: Answer("a page of it", {JSON: answers.quarantine})},
-    problems={503: SLOW},
+    *(LIMIT, BEFORE, REASON), answers={200: Answer("a page of it", {JSON: answers.quarantine})}, problems={503: SLOW}
 )
 def quarantine(stream: str) -> Response:
     """What was refused of a stream and why, newest first by partition and offset; ``requeued`` where it was sent again: as which

@@ -126,11 +126,7 @@ TAG = Parameter("If-None-Match", "the ETag of an answer: 304 if it still holds",
 
 
 @reads.get("/stores")
-@declared(
-    answers={
-        200: Answer("the stores", {JSON: answers.stores}),
-    }
-)
+@declared(answers={200: Answer("the stores", {JSON: answers.stores})})
 def list_stores() -> Response:
     """Every store: definition, columns, number of keys, position and lag."""
     replica = the_replica()

@@ -83,7 +83,7 @@ class FoldThread:
                 if (tail := self._tails.get(name)) is not None:  # else nothing is pending there any more
                     read[tail] = time.monotonic() + READ_SECONDS
                     with self._locks.turn, FOLD_PRIORITY, self.shown_or_cleared(tail.snapshot):
-                        tail.settle([request.keys for request in here])
+                        tail.fold_asked([request.keys for request in here])
             finally:
                 for request in here:
                     request.done.set()
@@ -93,7 +93,7 @@ class FoldThread:
         left = False
         for tail, until in list(read.items()):
             with self._locks.turn, FOLD_PRIORITY, self.shown_or_cleared(tail.snapshot):
-                tail.settle_some(UNASKED)
+                tail.fold_some(UNASKED)
             left |= len(tail.snapshot.stale) >= UNASKED
             if time.monotonic() > until:
                 del read[tail]

@@ -142,6 +142,15 @@ class Overlay:
         """Where a key is by the changelog; None where it has not changed."""
         return self.under.get(key) or self.spots.get(key)
 
+    def restore(self, keys: Iterable[Key]) -> None:
+        """Show keys that are shown ahead of the changelog as it has them."""
+        for key in keys:
+            spot = self.under.pop(key)
+            if spot.row == (UNCHANGED if spot.there else ABSENT):
+                del self.spots[key]
+            else:
+                self.spots[key] = spot
+
     def tidy(self) -> None:
         """Drop the rows that nobody refers to, if they are many."""
         if len(self.rows) > 2 * (len(self.spots) + len(self.under)) + SPARE:

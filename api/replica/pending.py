@@ -36,14 +36,14 @@ def after(rows: pa.Table, offsets: Offsets) -> pa.Table:
     least = np.zeros(max(int(partitions.max()), *offsets) + 1, np.int64)
     for partition, offset in offsets.items():
         least[partition] = offset
-    kept = rows["_offset"].to_numpy() >= least[partitions]
-    return rows if kept.all() else rows.filter(pa.array(kept))
+    later = rows["_offset"].to_numpy() >= least[partitions]
+    return rows if later.all() else rows.filter(pa.array(later))
 
 
-def changed(rule: Rule, types: Mapping[str, str], made: str) -> str:
+def changed_rows(rule: Rule, types: Mapping[str, str], folded: str) -> str:
     """SQL: of rows that a fold made, a relation, the state's columns, ``_present`` and ``_conflict``."""
     whole = "window_start IS NOT NULL" if rule.store.windows else "TRUE"  # a purge is remembered by its key
-    return f"SELECT {casts(types)}, _present, _conflict FROM {made} WHERE {whole}"
+    return f"SELECT {casts(types)}, _present, _conflict FROM {folded} WHERE {whole}"
 
 
 def keyed(rule: Rule, types: Mapping[str, str]) -> dict[str, str]:
@@ -63,9 +63,9 @@ class PendingEvents:
         self._db, self._fold, self._types = cursor(fold.db), fold, types
         rule, columns = fold.rule, changelog_columns(stream)
         self._events, self._before = Bag(self._db, EVENTS, columns), Bag(self._db, BEFORE, rule.state_columns)
-        found = keyed(rule, types)
-        self._names, self._columns = list(found), list(columns)
-        self._keys = Prepared(self._db, "_keys", f"SELECT {selected(found)} FROM {EVENTS}")
+        keys = keyed(rule, types)
+        self._names, self._columns = list(keys), list(columns)
+        self._keys = Prepared(self._db, "_keys", f"SELECT {selected(keys)} FROM {EVENTS}")
         self._rows = {False: self._combined(None)}  # by whether there are tombstones
         self.forget()
 
@@ -83,11 +83,11 @@ class PendingEvents:
         self._pending = pending
         if not new.num_rows:
             return []
-        found = new
+        named = new
         if self._names[0] not in new.column_names:
             self._events.put(new)
-            found = self._keys.rows()
-        keys = keys_of(found[name] for name in self._names)
+            named = self._keys.rows()
+        keys = keys_of(named[name] for name in self._names)
         touched: dict[Key, None] = {}
         for key, number, partition, offset in zip(keys, *(new[name].to_pylist() for name in COORDINATES), strict=True):
             if None not in key:
@@ -144,8 +144,8 @@ class PendingEvents:
     def _combined(self, tombstones: str | None) -> Prepared:
         rule = self._fold.rule
         events = f"({rule.project(EVENTS, guard=GUARD)})"
-        made = rule.combine(rule.spread(f"({rule.fold(events)})", BEFORE, tombstones), BEFORE, tombstones)
-        query = self._timed(changed(rule, self._types, f"({to_duckdb(made)})"))
+        combined = rule.combine(rule.spread(f"({rule.fold(events)})", BEFORE, tombstones), BEFORE, tombstones)
+        query = self._timed(changed_rows(rule, self._types, f"({to_duckdb(combined)})"))
         return Prepared(self._db, f"_rows {tombstones}", query)
 
     def _timed(self, query: str) -> str:

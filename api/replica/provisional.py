@@ -27,7 +27,7 @@ from api.replica.overlay import NUMBER, Rows
 from api.replica.pending import COORDINATES, Offsets, after, keyed
 from api.replica.priority import FOLD_PRIORITY
 from api.replica.snapshot import Snapshot
-from api.replica.tail import Made, Tail
+from api.replica.tail import FoldResult, Tail
 from statehouse.config.models import Config, Stream
 from statehouse.fold import Rule
 from statehouse.kafka import Topic, recreated
@@ -104,26 +104,26 @@ class ProvisionalState:
                     self.topic_id = None
             return trouble
 
-    def commit(self, store: StoreState, tail: Tail, made: Made, covered: Offsets | None) -> Collection[Key]:
+    def commit(self, store: StoreState, tail: Tail, result: FoldResult, covered: Offsets | None) -> Collection[Key]:
         """The changelog has made this of a store's keys, and has this of the topic then: show it, and on top what is pending still. The
         keys (and windows) that changed."""
         snapshot = store.snapshot
         with self.locks.state:
             read, fits = self._read(), self._fits(tail, covered)
             if snapshot.ahead and fits:
-                tail.covered(covered or {})
-            for part in tail.parts(made):
+                tail.cover(covered or {})
+            for part in tail.parts(result):
                 with self.locks.turn, FOLD_PRIORITY:
                     if not fits:
                         snapshot.clear()
                     tail.show(part)
                     if snapshot.ahead:  # with the row what is in it goes: it would be counted twice
                         with self._folds.shown_or_cleared(snapshot):
-                            tail.cover(part.touched, read)
+                            tail.rebase(part.touched, read)
                     if part.last:
                         store.covered = covered
                         self._show_pending(snapshot, tail, covered, None)
-        return made.keys
+        return result.keys
 
     def replace(self, store: StoreState, snapshot: Snapshot, tail: Tail | None, covered: Offsets | None) -> None:
         """A store's state by the changelog is another one, and has this of the topic: before anyone sees it, show on top of it what is
@@ -270,6 +270,6 @@ class ProvisionalState:
                 snapshot.pending = self._folds.reader(tail, tail.pending())  # before there is something to be folded
                 tail.lay(after(self._pending.numbered(), covered), self._pending, read)
             elif events is not None:
-                tail.more(after(events, covered), self._pending, read)
+                tail.add(after(events, covered), self._pending, read)
             else:
-                tail.cover(list(tail.covered(covered)), read)
+                tail.rebase(list(tail.cover(covered)), read)

@@ -85,7 +85,7 @@ class Snapshot(SortedVersion):
         wanted = [self.key(parts) for parts in keys]
         self._settle(wanted)
         if self.rule.store.windows:
-            return [dumps(found) if (found := self.windowed(self.windows(key))) else None for key in wanted]
+            return [dumps(row) if (row := self.windowed(self.windows(key))) else None for key in wanted]
         return self.lines(wanted)
 
     def lines(self, keys: Sequence[Key]) -> list[str | None]:
@@ -94,16 +94,15 @@ class Snapshot(SortedVersion):
             return [dumps(row) if (row := self.now(key)) else None for key in keys]
         with self.lock:
             held, known = self.overlay.rows, [self.overlay.spots.get(key) for key in keys]
-        found: list[str | None] = [None] * len(keys)
+        texts: list[str | None] = [None] * len(keys)
         spots = self._spots(keys, known)
         here = [i for i, spot in enumerate(spots) if spot.row >= 0]
         there = [i for i, spot in enumerate(spots) if spot.row == UNCHANGED]
         rows = [held.take([spots[i].row for i in here], self._shown)] if here else []
         rows += [taken(self._shown, [spots[i].place for i in there])] if there else []
-        made: list[str] = lines(self.public(joined(rows))) if rows else []
-        for i, line in zip(here + there, made, strict=True):
-            found[i] = line
-        return found
+        for i, line in zip(here + there, lines(self.public(joined(rows))) if rows else (), strict=True):
+            texts[i] = line
+        return texts
 
     def now(self, key: Key) -> Row | None:
         """The state of a key (and window) of the form above; None where it is absent."""
@@ -116,8 +115,8 @@ class Snapshot(SortedVersion):
 
     def windows(self, key: Key) -> list[Row]:
         """The states of a key's every window, oldest first."""
-        found = joined(list(self._runs(key, lambda found: found[:-1] == key, wanted=LONGEST)))
-        return [self.shown_row(row) for row in self.rows(found)]
+        rows = joined(list(self._runs(key, lambda window: window[:-1] == key, wanted=LONGEST)))
+        return [self.shown_row(row) for row in self.rows(rows)]
 
     def page(
         self,
@@ -140,25 +139,25 @@ class Snapshot(SortedVersion):
         least, inside = bounds
         last = self.key(after) if after is not None else ()
         begun = after is not None and last >= least
-        found: list[Columns] = []
+        rows: list[Columns] = []
         left, room = limit, BYTES
         for run in self._runs(last if begun else least, inside, begun, limit, where, settled, deadline):
             fit = fitting(run, left, room, some=left == limit)
-            found.append({name: column[:fit] for name, column in run.items()})
+            rows.append({name: column[:fit] for name, column in run.items()})
             left -= fit
-            room -= size(found[-1])
+            room -= size(rows[-1])
             if left <= 0 or fit < count(run):
-                return self.public(joined(found)), True
-        return self.public(joined(found)), False
+                return self.public(joined(rows)), True
+        return self.public(joined(rows)), False
 
     def settle(self, least: Key = (), inside: Inside | None = None) -> None:
         """Have what is pending of all keys folded, or of those from a key on and as long as they are ``inside``."""
         if self.stale and self.rule:
             least = least[: len(self.rule.key_columns)]
             with self.lock:
-                found = [key for key in self.stale if key >= least and (inside is None or inside(key))]
-            for first in range(0, len(found), AT_ONCE):
-                self._settle(found[first : first + AT_ONCE])
+                stale = [key for key in self.stale if key >= least and (inside is None or inside(key))]
+            for first in range(0, len(stale), AT_ONCE):
+                self._settle(stale[first : first + AT_ONCE])
 
     def _settle(self, keys: Sequence[Key]) -> None:
         """Have what is pending of some keys folded, where there is any."""
@@ -182,9 +181,9 @@ class Snapshot(SortedVersion):
 
     def truth(self) -> Snapshot:
         """This state as the changelog has it, without what is ahead of it."""
-        made = copy.copy(self)
-        made.overlay, made.ahead, made.stale = Truth(self.overlay), {}, {}  # type: ignore[assignment]  # as far as readers go
-        return made
+        truth = copy.copy(self)
+        truth.overlay, truth.ahead, truth.stale = Truth(self.overlay), {}, {}  # type: ignore[assignment]  # as far as readers go
+        return truth
 
     def offsets(self, parts: Sequence[str]) -> dict[str, int] | None:
         """Of a key whose state is ahead of the changelog, up to which offset of each partition; else None."""
@@ -256,7 +255,7 @@ class Snapshot(SortedVersion):
         one of the former has them folded, the others are shown as the changelog has them. Keys are without windows here."""
         back = self._ahead_of(covered)
         with self.lock:
-            self._back(back)
+            self.overlay.restore(back)
             self._fresh(covered)
             self.stale.update(dict.fromkeys(keys))
             self.overlay.tidy()
@@ -265,7 +264,7 @@ class Snapshot(SortedVersion):
     def clear(self) -> None:
         """Nothing is ahead of the changelog any more."""
         with self.lock:
-            self._back(list(self.overlay.under))
+            self.overlay.restore(list(self.overlay.under))
             self.stale.clear()
             self.overlay.tidy()
             self.ahead = {}
@@ -286,23 +285,13 @@ class Snapshot(SortedVersion):
             overlay.rows = more
             overlay.under.update(under)
             overlay.spots.update(changed)
-            self._back(back)
+            self.overlay.restore(back)
             self._fresh(of)
             overlay.tidy()
 
     def _fresh(self, keys: Iterable[Key]) -> None:
         for key in keys:
             self.stale.pop(key, None)
-
-    def _back(self, keys: Iterable[Key]) -> None:
-        """Show keys (and windows) that are shown ahead of the changelog as it has them."""
-        overlay = self.overlay
-        for key in keys:
-            old = overlay.under.pop(key)
-            if old.row == (UNCHANGED if old.there else ABSENT):
-                del overlay.spots[key]
-            else:
-                overlay.spots[key] = old
 
     def _ahead_of(self, keys: Iterable[Key]) -> list[Key]:
         """Those of some keys that are shown ahead of the changelog; in a windowed store their windows that are."""
@@ -316,7 +305,7 @@ class Snapshot(SortedVersion):
 
     def _windows_of(self, key: Key) -> Iterator[Key]:
         """A key's windows that have changed, oldest first; for who holds the lock."""
-        return itertools.takewhile(lambda found: found[:-1] == key, self.overlay.spots.irange(key))
+        return itertools.takewhile(lambda window: window[:-1] == key, self.overlay.spots.irange(key))
 
     def _placed(
         self, keys: Sequence[Key], present: Sequence[bool], number: int, spots: Mapping[Key, Spot]
@@ -375,7 +364,7 @@ class Snapshot(SortedVersion):
         self, start: Key, begun: bool, inside: Inside | None, places: range, end: bool, most: int
     ) -> tuple[Rows, list[tuple[Key, Spot]]]:
         """Of the keys that have changed those whose rows come among some of the version, or also after them, at the ``end``."""
-        found: list[tuple[Key, Spot]] = []
+        changed: list[tuple[Key, Spot]] = []
         with self.lock:
             spots = self.overlay.spots
             for key in spots.irange(start, None, (not begun, True)):
@@ -383,21 +372,21 @@ class Snapshot(SortedVersion):
                 if (spot.place >= places.stop and not end) or (inside is not None and not inside(key)):
                     break
                 if spot.place >= places.start:  # else it was added where this has been already
-                    found.append((key, spot))
-                    if len(found) == most:
+                    changed.append((key, spot))
+                    if len(changed) == most:
                         break
-            return self.overlay.rows, found
+            return self.overlay.rows, changed
 
     def _merged(self, place: int, until: int, held: Rows, changed: Sequence[Spot]) -> Columns:
         """The version's rows from one place to another, with those in between that have changed."""
         if not changed:
             return {name: column[place:until] for name, column in self._shown.items()}
         gone = [spot.place - place for spot in changed if spot.there and spot.row != UNCHANGED]
-        kept = np.delete(np.arange(place, until), gone)
+        same = np.delete(np.arange(place, until), gone)
         present = [spot for spot in changed if spot.row >= 0]
-        rows = taken(self._shown, kept)
+        rows = taken(self._shown, same)
         if not present:
             return rows
         # One that is not in the version comes before the row at its place; they are in order among themselves.
-        order = np.argsort(np.concatenate([2 * kept + 1, [2 * spot.place for spot in present]]), kind="stable")
+        order = np.argsort(np.concatenate([2 * same + 1, [2 * spot.place for spot in present]]), kind="stable")
         return taken(joined([rows, held.take([spot.row for spot in present], self._shown)]), order)

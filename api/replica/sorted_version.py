@@ -98,15 +98,15 @@ class SortedVersion:
         places = pc.search_sorted(self._keys[0], wanted).to_pylist()
         inside = [place if place < self.size else None for place in places]
         there = pc.equal(self._keys[0].take(pa.array(inside, pa.int64())), wanted).to_pylist()
-        found = (Spot(p, bool(t), UNCHANGED if t else ABSENT) for p, t in zip(places, there, strict=True))
-        return [spot or next(found) for spot in known]
+        searched = (Spot(p, bool(t), UNCHANGED if t else ABSENT) for p, t in zip(places, there, strict=True))
+        return [spot or next(searched) for spot in known]
 
     def shown(self) -> dict[str, str]:
         """The columns that callers see, with their types as Spark writes them."""
         if self.rule is None:
             return {}
-        shown = {n: t.replace(f", _order: {ORDER}", "") for n, t in self.rule.state_columns.items()}
-        return {n: "TIMESTAMP" if n == "reset" else t for n, t in shown.items() if not n.startswith("_")}
+        types = {n: t.replace(f", _order: {ORDER}", "") for n, t in self.rule.state_columns.items()}
+        return {n: "TIMESTAMP" if n == "reset" else t for n, t in types.items() if not n.startswith("_")}
 
     def schema(self) -> pa.Schema:
         """The same columns as Arrow has them."""
@@ -127,31 +127,31 @@ class SortedVersion:
 
     def rows(self, columns: dict[str, pa.Array]) -> list[Row]:
         """The rows of some Arrow columns as Python's values."""
-        made = {
+        by_column = {
             # As the shortest number that it is (1.1), not as the double next to it (1.100000023841858).
             name: [None if text is None else float(text) for text in column.cast(pa.string()).to_pylist()]
             if name in self._floats
             else values(column)
             for name, column in columns.items()
         }
-        return [dict(zip(made, row, strict=True)) for row in zip(*made.values(), strict=True)]
+        return [dict(zip(by_column, row, strict=True)) for row in zip(*by_column.values(), strict=True)]
 
     def shown_row(self, row: Row) -> Row:
         """A row as callers see it: what :meth:`public` makes of many."""
         return self._shown_row({n: v for n, v in row.items() if not n.startswith("_")})
 
-    def _shown_row(self, shown: Row) -> Row:
-        if shown.get("reset") is not None:
-            shown["reset"] = time_of(shown["reset"])
+    def _shown_row(self, row: Row) -> Row:
+        if row.get("reset") is not None:
+            row["reset"] = time_of(row["reset"])
         if self.rule and self.rule.store.reducer.per_agent:
             # A report of null is a withdrawn one: in the row only so that a late one does not bring it back.
-            standing = (shown["reports"] or {}).items()
-            shown["reports"] = {
+            standing = (row["reports"] or {}).items()
+            row["reports"] = {
                 agent: {"value": r["value"], "event_time": r["event_time"]}
                 for agent, r in standing
                 if r["value"] is not None
             }
-        return shown
+        return row
 
     def _row(self, columns: Columns, place: int) -> Row:
         """What callers see of a row: the same as ``rows`` of one, in a fraction of the time."""

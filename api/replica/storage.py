@@ -46,60 +46,61 @@ def folder(config: Config) -> Path:
     return Path(home, "statehouse", hashlib.sha256(config.root.encode()).hexdigest()[:16])
 
 
-def kept(
+def read_file(
     config: Config, store: Store, version: int, shards: Shards | None, least: int | None = None
 ) -> Snapshot | None:
     """What the file has, if it is of the same table, rule and shards as this version of the state's table: this version or an
     earlier one, no earlier than ``least``."""
     try:
         with pa.memory_map(str(_file(config, store))) as source:
-            found = pa.ipc.open_file(source).read_all()
-        said = json.loads(found.schema.metadata[b"statehouse"])
+            rows = pa.ipc.open_file(source).read_all()
+        metadata = json.loads(rows.schema.metadata[b"statehouse"])
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError):
         return None
     delta = DeltaTable(table(config, "state", store.name), version=version)
     rule = stored_rule(delta, store.name)
     if (
         rule is None
-        or said["of"] != _of(epoch_of(delta), rule, shards)
-        or not (least or 0) <= said["version"] <= version
+        or metadata["of"] != _contents(epoch_of(delta), rule, shards)
+        or not (least or 0) <= metadata["version"] <= version
     ):
         return None
-    made = of_table(found, rule, said["types"])
-    made.version, made.generation, made.position = said["version"], generation(delta), said["position"]
-    made.epoch, made.shards = epoch_of(delta), shards
-    return made
+    snapshot = of_table(rows, rule, metadata["types"])
+    snapshot.version, snapshot.position = metadata["version"], metadata["position"]
+    snapshot.generation, snapshot.epoch, snapshot.shards = generation(delta), epoch_of(delta), shards
+    return snapshot
 
 
-def read(db: duckdb.DuckDBPyConnection, config: Config, store: Store, version: int, shards: Shards | None) -> Snapshot:
+def load_by_file(
+    db: duckdb.DuckDBPyConnection, config: Config, store: Store, version: int, shards: Shards | None
+) -> Snapshot:
     """A version of the state's table, by way of the file. Where that cannot be written, it is in memory as always.
 
     One process of a machine reads the table, the others wait for its file.
     """
-    made = None
+    snapshot = None
     try:
         with _locked(config, store):
-            found = kept(config, store, version, shards, version)
-            if found is None:
-                made = load(db, config, store, version, shards=shards)
-                _write(config, store, made)
-                found = kept(config, store, version, shards, version)
-            return found or made or load(db, config, store, version, shards=shards)
+            if mapped := read_file(config, store, version, shards, version):
+                return mapped
+            snapshot = load(db, config, store, version, shards=shards)
+            _write(config, store, snapshot)
+            return read_file(config, store, version, shards, version) or snapshot
     except OSError as error:
         log.warning("store %s is kept in memory: %s", store.name, error)
-        return made or load(db, config, store, version, shards=shards)
+        return snapshot or load(db, config, store, version, shards=shards)
 
 
 def _write(config: Config, store: Store, snapshot: Snapshot) -> None:
     assert snapshot.rule is not None
-    said = {
-        "of": _of(snapshot.epoch, snapshot.rule, snapshot.shards),
+    metadata = {
+        "of": _contents(snapshot.epoch, snapshot.rule, snapshot.shards),
         "version": snapshot.version,
         "position": snapshot.position,
         "types": snapshot.types,
     }
     batch = pa.record_batch(list(snapshot.columns.values()), names=list(snapshot.columns))
-    schema = batch.schema.with_metadata({"statehouse": json.dumps(said)})
+    schema = batch.schema.with_metadata({"statehouse": json.dumps(metadata)})
     file = _file(config, store)
     fresh = file.with_suffix(f".{os.getpid()}")
     try:
@@ -110,7 +111,8 @@ def _write(config: Config, store: Store, snapshot: Snapshot) -> None:
         fresh.unlink(missing_ok=True)
 
 
-def _of(epoch: str, rule: Rule, shards: Shards | None) -> list[Any]:
+def _contents(epoch: str, rule: Rule, shards: Shards | None) -> list[Any]:
+    """What a file's rows are of."""
     return [epoch, definition_of(rule), [shards.count, *sorted(shards.numbers)] if shards else None]
 
 
@@ -160,13 +162,13 @@ def load(
             ((rows,),) = cursor.execute("SELECT count(*) FROM lake").fetchall()
             chunk = max(1, rows)
         where = f"WHERE {' AND '.join(tests)}" if tests else ""
-        found = cursor.execute(f"SELECT {columns} FROM lake {where} ORDER BY {order}").to_arrow_table(chunk)
+        table_rows = cursor.execute(f"SELECT {columns} FROM lake {where} ORDER BY {order}").to_arrow_table(chunk)
     finally:
         unpin(cursor, "lake")
-    made = of_table(found, rule, types)
-    made.version, made.generation, made.position = version, generation(delta), position
-    made.epoch, made.shards = epoch_of(delta), shards
-    return made
+    snapshot = of_table(table_rows, rule, types)
+    snapshot.version, snapshot.position = version, position
+    snapshot.generation, snapshot.epoch, snapshot.shards = generation(delta), epoch_of(delta), shards
+    return snapshot
 
 
 def within(rule: Rule) -> list[str]:
@@ -181,10 +183,10 @@ def epoch_of(delta: DeltaTable) -> str:
     return f"{delta.metadata().id:.8}.{generation(delta)}"
 
 
-def of_table(found: pa.Table, rule: Rule, types: dict[str, str]) -> Snapshot:
+def of_table(rows: pa.Table, rule: Rule, types: dict[str, str]) -> Snapshot:
     """Rows in the order of their keys as a snapshot; a column's moments, if not plain UTC, are made so."""
-    arrays = {name: _one(found[name]) for name in types}
-    return Snapshot(rule, keys=found.num_rows, columns=arrays, types=types)
+    arrays = {name: _one(rows[name]) for name in types}
+    return Snapshot(rule, keys=rows.num_rows, columns=arrays, types=types)
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:

@@ -28,17 +28,9 @@ from api.replica.provisional import StoreState
 from api.replica.snapshot import Snapshot
 from api.replica.storage import epoch_of
 from api.replica.stream import FollowedStream
-from api.replica.tail import Made, Tail
+from api.replica.tail import FoldResult, Tail
 from statehouse.config.models import Config, Store
-from statehouse.tables import (
-    commit_time,
-    definition_of,
-    folded,
-    offsets_at,
-    rows_and_bytes,
-    stored_rule,
-    table,
-)
+from statehouse.tables import commit_time, definition_of, folded, offsets_at, rows_and_bytes, stored_rule, table
 
 OVERLAY = 50_000  # rows that may have changed, or a fifth of the store, before a newer version of its table is read
 STEP, ROWS = 4, 100_000  # versions that are folded at once, at first; fewer where they hold more rows than that
@@ -110,10 +102,10 @@ class FollowedStore(StoreState):
         if config.api.replica == "none":
             return read_through.of_table(self._pool, config, self.store, mark.version)
         if config.api.replica == "disk":
-            snapshot = storage.kept(config, self.store, mark.version, wanted, mark.version if exactly else None)
+            snapshot = storage.read_file(config, self.store, mark.version, wanted, mark.version if exactly else None)
             if snapshot is not None and self._near(snapshot, mark):
                 return snapshot
-        read = storage.read if config.api.replica == "disk" else storage.load
+        read = storage.load_by_file if config.api.replica == "disk" else storage.load
         with duck.connect(root=config.root) as db:  # its memory ends with it
             return read(db, config, self.store, mark.version, shards=wanted)
 
@@ -199,14 +191,14 @@ class FollowedStore(StoreState):
         snapshot, stream = self.snapshot, self.stream
         began, ready = snapshot.position, self.tail.ready
 
-        def show(tail: Tail, made: Made) -> Collection[Key]:
-            offsets = stream.covered(made.head)
+        def show(tail: Tail, result: FoldResult) -> Collection[Key]:
+            offsets = stream.covered(result.head)
             if offsets is None and stream.covered(stream.head) is not None:  # a step on the way
-                offsets = offsets_at(tail.changelog, made.head)
-            return stream.provisional.commit(self, tail, made, offsets)
+                offsets = offsets_at(tail.changelog, result.head)
+            return stream.provisional.commit(self, tail, result, offsets)
 
         tail, changed = self._catch_up(self.tail, snapshot, show=show)
-        if tail is None or tail.begun() != ready:
+        if tail is None or tail.begin() != ready:
             stream.provisional.replace(self, snapshot, tail, stream.covered(snapshot.position))
         self.recent.add(snapshot, began or 0, changed)
 
@@ -215,7 +207,7 @@ class FollowedStore(StoreState):
         tail: Tail | None,
         snapshot: Snapshot,
         end: int | None = None,
-        show: Callable[[Tail, Made], Collection[Key]] = Tail.show,
+        show: Callable[[Tail, FoldResult], Collection[Key]] = Tail.show,
     ) -> tuple[Tail | None, Collection[Key]]:
         """Fold what the changelog has after the snapshot (up to the ``end``) and show it: the tail, and the keys that changed. Where that
         fails there is no tail any more: the store is at its table's versions, until one of those is read again."""
@@ -226,10 +218,10 @@ class FollowedStore(StoreState):
         changed: dict[Key, None] = {}
         step = STEP
         try:
-            while tail.begun() and (position := snapshot.position or 0) < head:
+            while tail.begin() and (position := snapshot.position or 0) < head:
                 until = min(head, position + step)
                 events = self.stream.feed(tail.changelog, position, until, last=until == head)
-                changed.update(dict.fromkeys(show(tail, tail.made(events, until))))
+                changed.update(dict.fromkeys(show(tail, tail.fold_events(events, until))))
                 step = max(1, step // 2 if events.num_rows > ROWS else step * 2)
             return tail, changed
         except BaseException as error:
