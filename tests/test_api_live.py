@@ -157,8 +157,8 @@ class Topic:
             snapshot, tail = followed.snapshot, followed.tail
             kept = tail.db.execute(f"SELECT * FROM {tail.fold.tombstones}").to_arrow_table()
             write_deltalake(table(self.config, "tombstones", name), kept, mode="overwrite")
-            spots = {*(key for key in snapshot.overlay.spots), *map(snapshot.key_at, range(snapshot.size))}
-            _, rows = snapshot.present(sorted({key[:1] for key in spots}))
+            refs = {*(key for key in snapshot.overlay.refs), *map(snapshot.key_at, range(snapshot.size))}
+            _, rows = snapshot.present(sorted({key[:1] for key in refs}))
             schema = arrow(snapshot.rule.state_columns)
             found = pa.table({n: pa.array(c.to_pylist(), schema.field(n).type) for n, c in rows.items()}, schema)
             txn = CommitProperties(app_transactions=[Transaction(app_id=POSITION, version=snapshot.position or 0)])

@@ -96,9 +96,9 @@ def snapshot(last: Any, base: dict[str, float | None], *changes: dict[str, Any])
         keys = [(k,) for k in changed]
         rows = table((k, v) for k, v in changed.items() if v != "gone")
         columns = {name: rows[name].combine_chunks() for name in KINDS}
-        spots, before = made.present(keys)
-        assert len(before["key"]) == sum(spot.row != ABSENT for spot in spots.values())
-        made.change(keys, [v != "gone" for v in changed.values()], columns, spots, position)
+        refs, before = made.present(keys)
+        assert len(before["key"]) == sum(ref.row != ABSENT for ref in refs.values())
+        made.change(keys, [v != "gone" for v in changed.values()], columns, refs, position)
     return made
 
 

@@ -20,7 +20,7 @@ from api.engine.columns import Columns, Key, count, fitting, joined, lines, size
 from api.engine.deadline import Deadline
 from api.engine.exact_json import dumps
 from api.engine.where import Where
-from api.replica.overlay import ABSENT, UNCHANGED, Overlay, Rows, Spot, Truth
+from api.replica.overlay import ABSENT, UNCHANGED, Overlay, RowRef, Rows, Truth
 from api.replica.pending import PendingReader
 from api.replica.sorted_version import MANY, Row, SortedVersion
 from statehouse.partitioner import text_of
@@ -93,13 +93,13 @@ class Snapshot(SortedVersion):
         if len(keys) < MANY:
             return [dumps(row) if (row := self.now(key)) else None for key in keys]
         with self.lock:
-            held, known = self.overlay.rows, [self.overlay.spots.get(key) for key in keys]
+            held, known = self.overlay.rows, [self.overlay.refs.get(key) for key in keys]
         texts: list[str | None] = [None] * len(keys)
-        spots = self._spots(keys, known)
-        here = [i for i, spot in enumerate(spots) if spot.row >= 0]
-        there = [i for i, spot in enumerate(spots) if spot.row == UNCHANGED]
-        rows = [held.take([spots[i].row for i in here], self._shown)] if here else []
-        rows += [taken(self._shown, [spots[i].place for i in there])] if there else []
+        refs = self._refs(keys, known)
+        here = [i for i, ref in enumerate(refs) if ref.row >= 0]
+        there = [i for i, ref in enumerate(refs) if ref.row == UNCHANGED]
+        rows = [held.take([refs[i].row for i in here], self._shown)] if here else []
+        rows += [taken(self._shown, [refs[i].place for i in there])] if there else []
         for i, line in zip(here + there, lines(self.public(joined(rows))) if rows else (), strict=True):
             texts[i] = line
         return texts
@@ -107,11 +107,11 @@ class Snapshot(SortedVersion):
     def now(self, key: Key) -> Row | None:
         """The state of a key (and window) of the form above; None where it is absent."""
         with self.lock:
-            held, spot = self.overlay.rows, self.overlay.spots.get(key)
-        spot = spot or self._spot(key)
-        if spot.row == ABSENT:
+            held, ref = self.overlay.rows, self.overlay.refs.get(key)
+        ref = ref or self._ref(key)
+        if ref.row == ABSENT:
             return None
-        return self._row(*(self._shown, spot.place) if spot.row == UNCHANGED else held.row(spot.row))
+        return self._row(*(self._shown, ref.place) if ref.row == UNCHANGED else held.row(ref.row))
 
     def windows(self, key: Key) -> list[Row]:
         """The states of a key's every window, oldest first."""
@@ -203,49 +203,49 @@ class Snapshot(SortedVersion):
             ahead = self.ahead
             return Pending(self.position, self.pending.events.of_one(key) if ahead else None, ahead)
 
-    def present(self, keys: Sequence[Key]) -> tuple[dict[Key, Spot], Columns]:
+    def present(self, keys: Sequence[Key]) -> tuple[dict[Key, RowRef], Columns]:
         """Where the rows of these keys are by the changelog (in a windowed store those of their every window), and the rows."""
-        spots: dict[Key, Spot] = {}
+        refs: dict[Key, RowRef] = {}
         if self.rule and self.rule.store.windows:
             for key in keys:
                 for place in range(self._place(key), self._place(key, after=True)):
-                    spots[self.key_at(place)] = Spot(place, True, UNCHANGED)
+                    refs[self.key_at(place)] = RowRef(place, True, UNCHANGED)
             with self.lock:
                 overlay, held = self.overlay, self.overlay.rows
                 for key in keys:
                     windows = self._windows_of(key)
-                    spots.update((window, overlay.truth(window) or overlay.spots[window]) for window in windows)
+                    refs.update((window, overlay.truth(window) or overlay.refs[window]) for window in windows)
         else:
             with self.lock:
                 held, known = self.overlay.rows, [self.overlay.truth(key) for key in keys]
-            spots = dict(zip(keys, self._spots(keys, known), strict=True))
-        here = [spot.row for spot in spots.values() if spot.row >= 0]
-        there = [spot.place for spot in spots.values() if spot.row == UNCHANGED]
+            refs = dict(zip(keys, self._refs(keys, known), strict=True))
+        here = [ref.row for ref in refs.values() if ref.row >= 0]
+        there = [ref.place for ref in refs.values() if ref.row == UNCHANGED]
         rows = [taken(self.columns, there)]
-        return spots, joined([*rows, held.take(here, self.columns)] if here else rows)
+        return refs, joined([*rows, held.take(here, self.columns)] if here else rows)
 
     def change(
         self,
         keys: Sequence[Key],
         present: Sequence[bool],
         rows: Columns,
-        spots: Mapping[Key, Spot],
+        refs: Mapping[Key, RowRef],
         position: int | None,
     ) -> None:
         """What the changelog says: put keys into the overlay, with the ``rows`` of those that are present, and move the
-        position: at once, for those who scan. ``spots`` has what is known of where they are. A key that is shown ahead of the
+        position: at once, for those who scan. ``refs`` has what is known of where they are. A key that is shown ahead of the
         changelog stays so."""
         overlay, added = self.overlay, 0
-        changed: dict[Key, Spot] = {}
-        under: dict[Key, Spot] = {}
-        for key, old, now in self._placed(keys, present, overlay.rows.end, spots):
+        changed: dict[Key, RowRef] = {}
+        under: dict[Key, RowRef] = {}
+        for key, old, now in self._placed(keys, present, overlay.rows.end, refs):
             (under if key in overlay.under else changed)[key] = now
             added += (now.row != ABSENT) - (old.row != ABSENT)
         more = overlay.rows.added(rows)
         with self.lock:
             overlay.rows = more
             overlay.under.update(under)
-            overlay.spots.update(changed)
+            overlay.refs.update(changed)
             overlay.tidy()
             self.keys += added
             self.position = position
@@ -270,21 +270,21 @@ class Snapshot(SortedVersion):
             self.ahead = {}
 
     def lay(
-        self, of: Iterable[Key], keys: Sequence[Key], present: Sequence[bool], rows: Columns, spots: Mapping[Key, Spot]
+        self, of: Iterable[Key], keys: Sequence[Key], present: Sequence[bool], rows: Columns, refs: Mapping[Key, RowRef]
     ) -> None:
-        """Show keys (and windows) ahead of the changelog: what all that is pending ``of`` some keys makes of them. ``spots`` has
+        """Show keys (and windows) ahead of the changelog: what all that is pending ``of`` some keys makes of them. ``refs`` has
         where they are by the changelog."""
         overlay = self.overlay
-        under: dict[Key, Spot] = {}
-        changed: dict[Key, Spot] = {}
-        for key, old, now in self._placed(keys, present, overlay.rows.end, spots):
+        under: dict[Key, RowRef] = {}
+        changed: dict[Key, RowRef] = {}
+        for key, old, now in self._placed(keys, present, overlay.rows.end, refs):
             under[key], changed[key] = old, now
         back = [window for window in self._ahead_of(of) if window not in under]
         more = overlay.rows.added(rows)
         with self.lock:
             overlay.rows = more
             overlay.under.update(under)
-            overlay.spots.update(changed)
+            overlay.refs.update(changed)
             self.overlay.restore(back)
             self._fresh(of)
             overlay.tidy()
@@ -305,15 +305,15 @@ class Snapshot(SortedVersion):
 
     def _windows_of(self, key: Key) -> Iterator[Key]:
         """A key's windows that have changed, oldest first; for who holds the lock."""
-        return itertools.takewhile(lambda window: window[:-1] == key, self.overlay.spots.irange(key))
+        return itertools.takewhile(lambda window: window[:-1] == key, self.overlay.refs.irange(key))
 
     def _placed(
-        self, keys: Sequence[Key], present: Sequence[bool], number: int, spots: Mapping[Key, Spot]
-    ) -> Iterator[tuple[Key, Spot, Spot]]:
+        self, keys: Sequence[Key], present: Sequence[bool], number: int, refs: Mapping[Key, RowRef]
+    ) -> Iterator[tuple[Key, RowRef, RowRef]]:
         """Where keys are by the changelog, and where they are with rows of the overlay from a number on."""
         for key, is_present in zip(keys, present, strict=True):
-            old = spots.get(key) or self._spot(key)
-            yield key, old, Spot(old.place, old.there, number if is_present else ABSENT)
+            old = refs.get(key) or self._ref(key)
+            yield key, old, RowRef(old.place, old.there, number if is_present else ABSENT)
             number += is_present
 
     def _runs(
@@ -345,7 +345,7 @@ class Snapshot(SortedVersion):
             if changed:
                 (start, last), begun = changed[-1], True
                 until = min(until, last.place + last.there) if full else until
-            rows = self._merged(place, until, held, [spot for _, spot in changed])
+            rows = self._merged(place, until, held, [ref for _, ref in changed])
             if deadline:
                 deadline.check()
             if where is not None:
@@ -362,31 +362,31 @@ class Snapshot(SortedVersion):
 
     def _changed(
         self, start: Key, begun: bool, inside: Inside | None, places: range, end: bool, most: int
-    ) -> tuple[Rows, list[tuple[Key, Spot]]]:
+    ) -> tuple[Rows, list[tuple[Key, RowRef]]]:
         """Of the keys that have changed those whose rows come among some of the version, or also after them, at the ``end``."""
-        changed: list[tuple[Key, Spot]] = []
+        changed: list[tuple[Key, RowRef]] = []
         with self.lock:
-            spots = self.overlay.spots
-            for key in spots.irange(start, None, (not begun, True)):
-                spot = spots[key]
-                if (spot.place >= places.stop and not end) or (inside is not None and not inside(key)):
+            refs = self.overlay.refs
+            for key in refs.irange(start, None, (not begun, True)):
+                ref = refs[key]
+                if (ref.place >= places.stop and not end) or (inside is not None and not inside(key)):
                     break
-                if spot.place >= places.start:  # else it was added where this has been already
-                    changed.append((key, spot))
+                if ref.place >= places.start:  # else it was added where this has been already
+                    changed.append((key, ref))
                     if len(changed) == most:
                         break
             return self.overlay.rows, changed
 
-    def _merged(self, place: int, until: int, held: Rows, changed: Sequence[Spot]) -> Columns:
+    def _merged(self, place: int, until: int, held: Rows, changed: Sequence[RowRef]) -> Columns:
         """The version's rows from one place to another, with those in between that have changed."""
         if not changed:
             return {name: column[place:until] for name, column in self._shown.items()}
-        gone = [spot.place - place for spot in changed if spot.there and spot.row != UNCHANGED]
+        gone = [ref.place - place for ref in changed if ref.there and ref.row != UNCHANGED]
         same = np.delete(np.arange(place, until), gone)
-        present = [spot for spot in changed if spot.row >= 0]
+        present = [ref for ref in changed if ref.row >= 0]
         rows = taken(self._shown, same)
         if not present:
             return rows
         # One that is not in the version comes before the row at its place; they are in order among themselves.
-        order = np.argsort(np.concatenate([2 * same + 1, [2 * spot.place for spot in present]]), kind="stable")
-        return taken(joined([rows, held.take([spot.row for spot in present], self._shown)]), order)
+        order = np.argsort(np.concatenate([2 * same + 1, [2 * ref.place for ref in present]]), kind="stable")
+        return taken(joined([rows, held.take([ref.row for ref in present], self._shown)]), order)

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from api.engine.cells import cell, value_of, values
 from api.engine.columns import Columns, Key, count, keys_of, public, time_of
 from api.engine.shards import Shards
-from api.replica.overlay import ABSENT, UNCHANGED, Spot
+from api.replica.overlay import ABSENT, UNCHANGED, RowRef
 from statehouse.fold import Rule
 from statehouse.reducers import ORDER
 
@@ -82,24 +82,24 @@ class SortedVersion:
             return find(range(self.size), key[0], least, most, key=self._key_cells[0])
         return find(range(self.size), key, least, most, key=lambda place: self.key_at(place)[:depth])
 
-    def _spot(self, key: Key) -> Spot:
+    def _ref(self, key: Key) -> RowRef:
         """Where the version has a key, if it has it."""
         place = self._place(key)
         there = place < self.size and self.key_at(place) == key
-        return Spot(place, there, UNCHANGED if there else ABSENT)
+        return RowRef(place, there, UNCHANGED if there else ABSENT)
 
-    def _spots(self, keys: Sequence[Key], known: Sequence[Spot | None]) -> list[Spot]:
+    def _refs(self, keys: Sequence[Key], known: Sequence[RowRef | None]) -> list[RowRef]:
         """Where keys are, of which it is known or not: where the version has those of which it is not."""
         kind = self._keys[0].type
         if len(keys) < MANY or len(self._keys) > 1 or not any(of_kind(kind) for of_kind in SEARCHED):
-            return [spot or self._spot(key) for key, spot in zip(keys, known, strict=True)]
+            return [ref or self._ref(key) for key, ref in zip(keys, known, strict=True)]
         # All at once, in a sixth of the time, and other threads have their turn meanwhile.
-        wanted = pa.array([key[0] for key, spot in zip(keys, known, strict=True) if spot is None], kind)
+        wanted = pa.array([key[0] for key, ref in zip(keys, known, strict=True) if ref is None], kind)
         places = pc.search_sorted(self._keys[0], wanted).to_pylist()
         inside = [place if place < self.size else None for place in places]
         there = pc.equal(self._keys[0].take(pa.array(inside, pa.int64())), wanted).to_pylist()
-        searched = (Spot(p, bool(t), UNCHANGED if t else ABSENT) for p, t in zip(places, there, strict=True))
-        return [spot or next(searched) for spot in known]
+        searched = (RowRef(p, bool(t), UNCHANGED if t else ABSENT) for p, t in zip(places, there, strict=True))
+        return [ref or next(searched) for ref in known]
 
     def shown(self) -> dict[str, str]:
         """The columns that callers see, with their types as Spark writes them."""

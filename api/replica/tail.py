@@ -21,7 +21,7 @@ from api.engine.columns import Columns, Key, keys_of, taken
 from api.engine.delta import pin, unpin
 from api.engine.duck import ROWS, casts, quoted
 from api.engine.fold import GUARD, Fold, spoken
-from api.replica.overlay import Rows, Spot
+from api.replica.overlay import RowRef, Rows
 from api.replica.pending import PendingEvents, changed_rows
 from api.replica.snapshot import Snapshot
 from statehouse.config.models import Config
@@ -41,7 +41,7 @@ class FoldResult(NamedTuple):
 
     head: int
     touched: Sequence[Key]  # without windows; of a purge no window may be left
-    spots: Mapping[Key, Spot]
+    refs: Mapping[Key, RowRef]
     keys: Sequence[Key]
     present: Sequence[bool]
     rows: Columns
@@ -94,7 +94,7 @@ class Tail:
             touched = self._touched(relation)
             if not touched:
                 return FoldResult(head, (), {}, (), (), {}, None)
-            spots, before = self.snapshot.present(touched)
+            refs, before = self.snapshot.present(touched)
             of = None
             if self.snapshot.shards:
                 of = TOUCHED
@@ -103,7 +103,7 @@ class Tail:
                 pa.table(before), relation, lambda: attach(self.db, self.config, self.stream, head), of
             )
             rows = self._query(changed_rows(self.rule, self.types, quoted(folded)))
-            return FoldResult(head, touched, spots, *self._split(rows), self.fold.absent(head))
+            return FoldResult(head, touched, refs, *self._split(rows), self.fold.absent(head))
         finally:
             self.db.unregister("_events")
             self.db.unregister(TOUCHED)
@@ -138,7 +138,7 @@ class Tail:
         if result.absent is not None:
             self.fold.remember(result.absent)
         position = result.head if result.last else self.snapshot.position
-        self.snapshot.change(result.keys, result.present, result.rows, result.spots, position)
+        self.snapshot.change(result.keys, result.present, result.rows, result.refs, position)
         self._newer.update(dict.fromkeys(result.touched, result.head))
         if result.last:
             self._newer.clear()
@@ -204,14 +204,14 @@ class Tail:
             return
         assert self._pending
         events = self._pending.of(wanted)
-        spots, rows = self.snapshot.present(wanted)
+        refs, rows = self.snapshot.present(wanted)
         folded = self._pending.rows(events, pa.table(rows))
         if pc.any(folded["_conflict"]).as_py():
             at: dict[int, list[Key]] = {}
             for key in wanted:
                 at.setdefault(self._newer.get(key, self.snapshot.position or 0), []).append(key)
             folded = pa.concat_tables([self._fold_changelog(keys, position) for position, keys in at.items()])
-        self.snapshot.lay(wanted, *self._split(folded), spots)
+        self.snapshot.lay(wanted, *self._split(folded), refs)
 
     def close(self) -> None:
         """Drop the fold's tables."""
