@@ -39,7 +39,7 @@ class Fast:
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Answer a point read, or hand the request on."""
-        found = None
+        answer = None
         plain = (
             environ["REQUEST_METHOD"] == "GET" and not environ.get("QUERY_STRING") and environ.keys().isdisjoint(OTHERS)
         )
@@ -47,37 +47,32 @@ class Fast:
             path, authorization = paths.raw_path(environ), environ.get("HTTP_AUTHORIZATION", "")
             packed = "HTTP_ACCEPT_ENCODING" in environ
             if path is not None and listed(environ.get(OF_SHARDS, "0")) is not None:
-                found = self.answer(path, authorization, environ.get("REMOTE_ADDR"), packed, waits=True)
-        if found is None:
+                answer = self.answer(path, authorization, environ.get("REMOTE_ADDR"), packed, waits=True)
+        if answer is None:
             return self.slow(environ, start_response)
-        body, tag = found
-        headers = [
-            ("Content-Type", JSON),
-            ("Content-Length", str(len(body))),
-            ("ETag", f'W/"{tag}"'),
-            ("Vary", "Accept-Encoding"),
-        ]
-        start_response("200 OK", headers)
+        body, tag = answer
+        length, vary = ("Content-Length", str(len(body))), ("Vary", "Accept-Encoding")
+        start_response("200 OK", [("Content-Type", JSON), length, ("ETag", f'W/"{tag}"'), vary])
         return [body]
 
     def answer(
         self, path: str, authorization: str, address: str | None, packed: bool, waits: bool = False
     ) -> tuple[bytes, str] | None:
-        """The body and the tag of a plain GET's answer; None: it is for Flask to say. ``path`` is as it was sent, ``packed``
-        says that the caller can read fewer bytes. Only what ``waits`` may wait for other threads, or for the lake;
-        the event loop does no more than let those go first that it would hold up."""
+        """The body and the tag of a plain GET's answer; None when Flask must answer. ``path`` is as it was sent, ``packed`` says that
+        the caller can read fewer bytes. Only who ``waits`` may wait for other threads, or for the lake; the event loop only lets a
+        fold go first that it would hold up."""
         begun = time.perf_counter()
         if not waits:
             FOLD_PRIORITY.yield_to_fold()
         try:
-            found = self._found(path, authorization, address, packed, waits)
+            answer = self._read(path, authorization, address, packed, waits)
         except Exception:  # a wrong key, or what nobody foresaw: Flask comes to the same, and says so
             return None
-        if found is not None:
+        if answer is not None:
             self._took(time.perf_counter() - begun)
-        return found
+        return answer
 
-    def _found(
+    def _read(
         self, path: str, authorization: str, address: str | None, packed: bool, waits: bool
     ) -> tuple[bytes, str] | None:
         named = paths.store_and_key(path)

@@ -161,22 +161,19 @@ class Tail:
 
     def add(self, events: pa.Table, pending: Rows, ahead: dict[str, int]) -> None:
         """Show some more, besides those of before."""
-        assert self._pending
-        touched = self.snapshot.ours(self._pending.add(events, pending))
+        touched = self.snapshot.ours(self.pending().add(events, pending))
         self.snapshot.pend(touched, ahead)
         self._fold_pending(self._hot_of(touched))
 
     def cover(self, offsets: Mapping[int, int]) -> Collection[Key]:
         """The keys of what is pending and before some offsets, by partition: the changelog has that, now or in a moment."""
-        assert self._pending
-        return self._pending.cover(offsets)
+        return self.pending().cover(offsets)
 
     def rebase(self, keys: Iterable[Key], ahead: dict[str, int]) -> None:
         """The changelog's state of some keys is another, and has what is covered (:meth:`cover`): show what else is pending on top of it."""
-        assert self._pending
-        self._pending.drop(keys)
+        self.pending().drop(keys)
         touched = self.snapshot.ours(keys)
-        left = self._pending.among(touched)
+        left = self.pending().among(touched)
         self.snapshot.pend(left, ahead, set(touched) - left)
         self._fold_pending(self._hot_of(left))
 
@@ -202,10 +199,9 @@ class Tail:
     def _fold_pending(self, wanted: Sequence[Key]) -> None:
         if not wanted:
             return
-        assert self._pending
-        events = self._pending.of(wanted)
+        events = self.pending().of(wanted)
         refs, rows = self.snapshot.present(wanted)
-        folded = self._pending.rows(events, pa.table(rows))
+        folded = self.pending().rows(events, pa.table(rows))
         if pc.any(folded["_conflict"]).as_py():
             at: dict[int, list[Key]] = {}
             for key in wanted:
@@ -247,14 +243,13 @@ class Tail:
 
     def _fold_changelog(self, touched: Sequence[Key], position: int) -> pa.Table:
         """What is pending on top of the changelog at a position, where a late reset tore a key: from the whole of it."""
-        assert self._pending
         _, rows = self.snapshot.present(touched)
         # With a cursor of its own, as :meth:`fold_events` may be at work.
         if self._other_fold is None:
             self._other_fold = Fold(self.db.cursor(), self.rule, f"{self.name}_anew", self.fold.tombstones)
         fold, db = self._other_fold, self._other_fold.db
         self._name(db, touched)
-        db.register(PENDING, self._pending.of(touched))
+        db.register(PENDING, self.pending().of(touched))
 
         def everything() -> str:
             columns = ", ".join(map(spark_quoted, changelog_columns(self.stream)))
