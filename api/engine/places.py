@@ -14,7 +14,7 @@ class Places(threading.BoundedSemaphore):
         super().__init__(count)
         self._busy = busy
 
-    def __enter__(self) -> bool:
+    def __enter__(self, *_: object) -> bool:
         if not self.acquire(blocking=False):
             raise Problem(503, "busy", self._busy)
         return True
