@@ -11,7 +11,7 @@ order  lock                    guards, and who holds it
                                one part of a commit, for a batch of events, or for what readers wait for: the fold's thread takes this
                                one alone, so that it waits for a part and not for the commit.
 4      ``Snapshot.lock``       A snapshot's overlay and its stale keys. Held for microseconds: to change them, to look a key up, to go
-                               through some of them. Nothing is folded or read from Arrow under it.
+                               through some of them; for longer only when rows that nobody refers to any more are dropped.
 leaf   ``Recent``'s            The keys that changed of late.
 leaf   ``Lookout``'s           One question for the topic's id at a time, over a request to Kafka: nobody asks with another lock held.
 leaf   ``ChangeSignal``'s      Who waits for a change. What it looks at takes no lock.
