@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-RETRY_AFTER = "5"  # seconds
 TITLES = {
     "unknown-store": "There is no such store",
     "unknown-key": "The store does not have this key",

@@ -115,7 +115,7 @@ def differ(spark, config, records, first=b'{"id": 0}'):
     for merge in merges:
         merge.round()
     served = Served(config)
-    before = served.replica._lives["s"]
+    before = served.replica._streams["s"].provisional
     sent = [(t, p, o, (T0 + o * 1000) // 1000, k, v, h) for t, p, o, _, k, v, h in rows[1:]]
     before.cover({0: 1})
     before.arrived(arrivals.table((*arrivals.record(*row), 0) for row in sent))

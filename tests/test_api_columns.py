@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from api.engine.columns import lines, listed, ndjson, texts
 from api.engine.exact_json import dumps
-from api.replica.snapshot import Snapshot, of_table
+from api.replica.snapshot import Snapshot
+from api.replica.storage import of_table
 from tests.test_api_lake import configured, rule
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)

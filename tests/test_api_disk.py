@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from api.replica import disk
+from api.replica import storage
 from api.replica.replica import Replica
 from statehouse.config.models import Config
 from tests.test_api_lake import State, configured
@@ -35,13 +35,13 @@ def value(config: Config, key: str = "a") -> tuple[float | None, int | None, str
 def unread(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The versions of tables that are read from the lake."""
     versions: list[int] = []
-    load = disk.load
+    load = storage.load
 
     def noted(db, config, store, version, *more, **named):  # type: ignore[no-untyped-def]
         versions.append(version)
         return load(db, config, store, version, *more, **named)
 
-    monkeypatch.setattr(disk, "load", noted)
+    monkeypatch.setattr(storage, "load", noted)
     return versions
 
 
@@ -58,7 +58,7 @@ def test_a_second_process_does_not_read_the_table(config: Config, unread: list[i
 def test_a_file_that_is_wrong_is_made_anew(config: Config, unread: list[int], harm: str) -> None:
     version = State(config, "last").write(4, {"key": "a", "value": 1.0})
     value(config)
-    file = disk.folder(config) / "last.arrow"
+    file = storage.folder(config) / "last.arrow"
     whole = file.read_bytes()
     file.unlink()
     if harm == "a folder":
@@ -95,4 +95,4 @@ def test_of_many_processes_one_reads_the_table(config: Config, unread: list[int]
     for thread in threads:
         thread.join()
     assert found == [(7, version, None)] * 4 and unread == [version]
-    assert sorted(os.listdir(disk.folder(config))) == ["last.arrow", "last.lock"]
+    assert sorted(os.listdir(storage.folder(config))) == ["last.arrow", "last.lock"]

@@ -22,8 +22,10 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from api import create_app
 from api.engine.prepared import cursor
 from api.replica import arrivals
-from api.replica.live import BUSY, QUIET, SHARE, UNASKED_SECONDS, WAIT, Live, Pace
-from api.replica.locks import Turn
+from api.replica.fold_thread import UNASKED_SECONDS
+from api.replica.locks import FairLock
+from api.replica.priority import BUSY, QUIET, SHARE, WAIT, PollInterval
+from api.replica.provisional import ProvisionalState
 from api.replica.replica import Replica
 from api.replica.snapshot import Snapshot
 from demo.broker import Broker
@@ -126,7 +128,7 @@ class Topic:
                 configuration={"delta.dataSkippingStatsColumns": "position"},
             )
         self.replica = replica_of(config)
-        self.live: Live = self.replica._lives["s"]
+        self.live: ProvisionalState = self.replica._streams["s"].provisional
         self.follow()
 
     def commit(self) -> None:
@@ -155,8 +157,8 @@ class Topic:
             snapshot, tail = followed.snapshot, followed.tail
             kept = tail.db.execute(f"SELECT * FROM {tail.fold.tombstones}").to_arrow_table()
             write_deltalake(table(self.config, "tombstones", name), kept, mode="overwrite")
-            spots = {*(key for key in snapshot.overlay.spots), *map(snapshot.key_at, range(snapshot.size))}
-            _, rows = snapshot.present(sorted({key[:1] for key in spots}))
+            refs = {*(key for key in snapshot.overlay.refs), *map(snapshot.key_at, range(snapshot.size))}
+            _, rows = snapshot.present(sorted({key[:1] for key in refs}))
             schema = arrow(snapshot.rule.state_columns)
             found = pa.table({n: pa.array(c.to_pylist(), schema.field(n).type) for n, c in rows.items()}, schema)
             txn = CommitProperties(app_transactions=[Transaction(app_id=POSITION, version=snapshot.position or 0)])
@@ -168,7 +170,7 @@ class Topic:
             self.live.skip()
         rows = []
         for partition in self.dice.sample(PARTITIONS, self.dice.randrange(1, 4)):
-            now = self.live._next.get(partition, 0)
+            now = self.live.read.get(partition, 0)
             begin, end = max(0, now - self.dice.choice((0, 0, 3))), now + self.dice.randrange(8)
             rows += [event.sent() for event in self.events[partition][begin:end]]
         if rows:
@@ -176,7 +178,7 @@ class Topic:
 
     def meant(self, logged: dict[int, int]) -> tuple[list[Any], list[Any]]:
         """What the changelog has up to some offsets, and what is pending then."""
-        everything, seen = [e for p in PARTITIONS for e in self.events[p]], self.live._next
+        everything, seen = [e for p in PARTITIONS for e in self.events[p]], self.live.read
         truth = [e.meant(e.other) for e in everything if e.offset < logged[e.partition] and not e.refused]
         read = (e for e in everything if logged[e.partition] <= e.offset < seen.get(e.partition, 0))
         return truth, [e.meant(e.n) for e in read if not e.unseen]
@@ -184,7 +186,7 @@ class Topic:
     def check(self, whole: bool = False) -> None:
         """Every store is the oracle's, with and without what is pending; or, not the ``whole``, what is read of it is."""
         truth, pending = self.meant(self.folded)
-        seen = self.live._next
+        seen = self.live.read
         for name in self.config.stores:
             snapshot, now = self.replica.snapshot(name), right(truth + pending, name)
             # What is pending is folded when it is read: nobody reads, or one a few keys, or the first ones, before all are.
@@ -241,7 +243,7 @@ def shown(snapshot, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("example", first(1, range(5)))
 def test_answers_are_the_oracles_over_the_changelog_and_what_is_pending(lake, example, monkeypatch):
-    monkeypatch.setattr("api.replica.replica.OVERLAY", 10)  # so that newer versions are read, too
+    monkeypatch.setattr("api.replica.store.OVERLAY", 10)  # so that newer versions are read, too
     seed = random.randrange(10**6)
     print(f"seed {seed}")
     dice = random.Random(seed)
@@ -257,7 +259,7 @@ def test_answers_are_the_oracles_over_the_changelog_and_what_is_pending(lake, ex
     topic.follow()
     topic.live.skip()
     topic.check(whole=True)
-    assert topic.live.status()["pending"] == 0, "the changelog has it all"
+    assert topic.live.pending == 0, "the changelog has it all"
     for name in topic.config.stores:
         snapshot = topic.replica.snapshot(name)
         assert not snapshot.overlay.under and snapshot.offsets(["k1"]) is None
@@ -274,7 +276,7 @@ def test_a_commit_is_taken_over_in_parts_and_a_key_is_as_before_or_as_after(lake
     either: dict[str, list[Any]] = {}  # by store, what was before and what is to be
     looks = 0
 
-    class Watched(Turn):
+    class Watched(FairLock):
         """Between two turns a reader comes."""
 
         def __exit__(self, *error: object) -> None:
@@ -292,7 +294,7 @@ def test_a_commit_is_taken_over_in_parts_and_a_key_is_as_before_or_as_after(lake
                 looks += 1
             either.update(expected)
 
-    topic.live.turn = Watched()
+    topic.live.locks.turn = Watched()
     for _ in range(25):
         topic.read()
         topic.commit()
@@ -333,7 +335,7 @@ def test_a_version_that_was_replaced_gives_its_memory_back(lake):
     old, mark = weakref.ref(followed.snapshot), followed.log.newest()
     gc.disable()  # it may be hundreds of megabytes: not only when Python looks for what holds each other
     try:
-        assert topic.replica._replace(followed, topic.replica._base(followed, mark, True), mark)
+        assert followed._replace(followed._base(mark, None, True), mark)
         assert old() is None
     finally:
         gc.enable()
@@ -464,18 +466,19 @@ def test_who_writes_reads_it_without_the_jobs(shop):
 
 def test_a_write_that_is_not_shown_any_more_when_it_is_read_is_waited_for_again(shop, monkeypatch):
     """As where its store follows its table for a while, or what is pending cannot be folded."""
-    client, live, read, lost = shop.client, shop.replica._lives["s"], Snapshot.get, []
+    client, live, read, lost = shop.client, shop.replica._streams["s"].provisional, Snapshot.get, []
     followed = shop.replica._stores["last"]
 
-    def back():
-        live.settle(followed.snapshot, followed.tail, followed.covered)
-        shop.replica._wake()
+    def back(*before):
+        live.replace(followed, *before)
+        shop.replica._changes.send()
 
     def get(snapshot, parts):
         if not lost:
             lost.append(parts)
-            live.settle(snapshot, None, None)
-            threading.Timer(0.5, back).start()
+            before = snapshot, followed.tail, followed.covered
+            live.replace(followed, snapshot, None, None)
+            threading.Timer(0.5, back, before).start()
         return read(snapshot, parts)
 
     client.put("/stores/last/keys/mine", json={"value": 1})
@@ -560,10 +563,10 @@ def test_kafka_goes_away_and_comes_back(lake, tmp_path):
 
 
 def test_it_steps_aside_where_there_is_too_much_and_returns(lake, broker, monkeypatch):
-    monkeypatch.setattr("api.replica.live.PENDING", 100)
-    monkeypatch.setattr("api.replica.live.BEHIND", 400)
-    monkeypatch.setattr("api.replica.live.AT_ONCE", 50)
-    monkeypatch.setattr("api.replica.live.ASIDE_SECONDS", 0.1)
+    monkeypatch.setattr("api.replica.topic.PENDING", 100)
+    monkeypatch.setattr("api.replica.topic.BEHIND", 400)
+    monkeypatch.setattr("api.replica.topic.AT_ONCE", 50)
+    monkeypatch.setattr("api.replica.topic.ASIDE_SECONDS", 0.1)
     shop = Shop(lake, broker, "live-aside")
     try:
         for number in range(1, 31):
@@ -671,18 +674,18 @@ def _as_kafka(row):
 def test_rounds_are_few_where_others_have_much_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, own, every = [1000.0], [0.0], [0.0]
     for name, at in (("monotonic", clock), ("thread_time", own), ("process_time", every)):
-        monkeypatch.setattr(f"api.replica.live.time.{name}", lambda at=at: at[0])
+        monkeypatch.setattr(f"api.replica.priority.time.{name}", lambda at=at: at[0])
 
     def between(first: float, takes: float, others: float = 0.0, waits: float = 0.0) -> float:
         """Seconds from the end of a round to the next one's begin, where so long after it the first event comes; a round takes so
         much work, and waits besides; others take so much of a core all the time."""
-        pace, found = Pace(), 0.0
+        interval, found = PollInterval(), 0.0
         for _ in range(100):
             clock[0] += first
-            found = first + (wait := pace.wait())
+            found = first + (wait := interval.wait())
             clock[0] += wait
             every[0] += others * found
-            with pace.round():
+            with interval.round():
                 clock[0] += takes + waits
                 own[0] += takes
                 every[0] += takes + others * (takes + waits)

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.replica.overlay import ABSENT, NUMBER, SPARE, Overlay, Rows, Spot, Spots
-from api.replica.snapshot import MANY, SEARCHED, of_table
+from api.replica.overlay import ABSENT, NUMBER, SPARE, Overlay, RowRef, RowRefs, Rows
+from api.replica.sorted_version import MANY, SEARCHED
+from api.replica.storage import of_table
 from statehouse.fold import Rule
 from tests.lakes import written
 
@@ -55,13 +56,13 @@ def test_rows_that_nobody_refers_to_are_dropped():
     for value in range(SPARE // 100 + 10):
         first = overlay.rows.end
         overlay.rows = overlay.rows.added(some([value] * 100))
-        overlay.spots["key",] = Spot(0, False, first)
-        overlay.under["other",] = Spot(0, False, first + 1)
-        overlay.spots["gone",] = overlay.spots["other",] = Spot(0, False, ABSENT)
+        overlay.refs["key",] = RowRef(0, False, first)
+        overlay.under["other",] = RowRef(0, False, first + 1)
+        overlay.refs["gone",] = overlay.refs["other",] = RowRef(0, False, ABSENT)
         overlay.tidy()
         assert len(overlay.rows) <= SPARE + 2 * 4
-        for spot in (overlay.spots["key",], overlay.truth(("other",))):
-            columns, place = overlay.rows.row(spot.row)
+        for ref in (overlay.refs["key",], overlay.truth(("other",))):
+            columns, place = overlay.rows.row(ref.row)
             assert columns["n"][place].as_py() == value
 
 
@@ -79,30 +80,28 @@ def test_many_keys_are_where_each_is_by_itself(lake, spark, duck, there, asked):
     rule = Rule(written(lake).stores["total"], (spark,), "BIGINT")
     version = of_table(keys(there).order("key").to_arrow_table(), rule, {"key": duck})
     wanted = [(value,) for (value,) in keys(asked).fetchall()]
-    known = [Spot(0, False, 7) if number % 5 == 0 else None for number in asked]
-    assert version._spots(wanted, known) == [
-        spot or version._spot(key) for key, spot in zip(wanted, known, strict=True)
-    ]
+    known = [RowRef(0, False, 7) if number % 5 == 0 else None for number in asked]
+    assert version._refs(wanted, known) == [ref or version._ref(key) for key, ref in zip(wanted, known, strict=True)]
     assert any(kind(version.columns["key"].type) for kind in SEARCHED) == (duck != "DECIMAL(9,2)")
 
 
-def test_spots_are_gone_through_in_the_order_of_their_keys():
+def test_refs_are_gone_through_in_the_order_of_their_keys():
     """Against a plain dictionary that is sorted each time, whatever came between."""
     for dice in map(random.Random, range(20)):
-        spots, right = Spots(), {}
+        refs, right = RowRefs(), {}
         for number in range(300):
             some = {
-                (dice.choice("abc"), dice.randrange(40)): Spot(number, False, number)
+                (dice.choice("abc"), dice.randrange(40)): RowRef(number, False, number)
                 for _ in range(dice.choice((1, 9)))
             }
             if dice.random() < 0.7:
-                spots.update(some)
+                refs.update(some)
                 right.update(some)
             elif gone := [key for key in some if key in right]:
-                del spots[gone[0]], right[gone[0]]
+                del refs[gone[0]], right[gone[0]]
             if dice.random() < 0.2:
                 least, most = sorted(dice.sample([("a",), ("b", 7), ("b", 20), ("c",)], 2))
                 open_at = dice.random() < 0.5
                 wanted = [k for k in sorted(right) if (least < k if open_at else least <= k) and k <= most]
-                assert list(spots.irange(least, most, (not open_at, True))) == wanted
-        assert spots == right and list(spots.irange()) == sorted(right)
+                assert list(refs.irange(least, most, (not open_at, True))) == wanted
+        assert refs == right and list(refs.irange()) == sorted(right)

@@ -15,8 +15,8 @@ from werkzeug.serving import make_server
 
 from api import create_app
 from api.replica import arrivals
-from api.replica.locks import Turn
-from api.replica.pending import Ahead
+from api.replica.locks import FairLock
+from api.replica.pending import PendingEvents
 from api.replica.replica import Replica
 from statehouse.config.models import Config
 from tests.lakes import right, written
@@ -163,7 +163,7 @@ def check(topic: Served, store: str, key: str, dice: random.Random) -> None:
 
 
 def test_the_requests_of_a_key_agree_whatever_is_pending(lake, monkeypatch):
-    monkeypatch.setattr("api.replica.replica.OVERLAY", 10)  # so that newer versions are read, too
+    monkeypatch.setattr("api.replica.store.OVERLAY", 10)  # so that newer versions are read, too
     seed = random.randrange(10**6)
     print(f"seed {seed}")
     dice = random.Random(seed)
@@ -248,11 +248,11 @@ def test_what_cannot_be_folded_is_in_none_of_the_answers(lake, monkeypatch):
     topic = Served(written(lake), random.Random(1))
     topic.agreed()
     topic.events[0][0].key = "fresh"
-    monkeypatch.setattr(Ahead, "rows", fails)
+    monkeypatch.setattr(PendingEvents, "rows", fails)
     for below, query in (("/history", {}), ("", {"at": LATER}), ("", {})):
         topic.live.arrived(arrivals.table([topic.events[0][0].sent()]))
         assert topic.ask("total", "fresh", below, **query) == {}
-        topic.live._next.clear()  # so that it arrives once more
+        topic.live.read.clear()  # so that it arrives once more
 
 
 def test_pages_neither_repeat_nor_miss_an_event_while_the_changelog_catches_up(lake):
@@ -261,7 +261,7 @@ def test_pages_neither_repeat_nor_miss_an_event_while_the_changelog_catches_up(l
     dice = random.Random(seed)
     topic = Served(written(lake), dice)
     topic.agreed()
-    while min(len(topic.events[p]) for p in PARTITIONS) > topic.live._next.get(0, 0):
+    while min(len(topic.events[p]) for p in PARTITIONS) > topic.live.read.get(0, 0):
         topic.read()
 
     def between() -> None:
@@ -319,7 +319,7 @@ def test_what_is_pending_of_a_key_is_asked_of_who_has_it(lake):
         first = next(number for number, r in enumerate(replicas) if r.snapshot("total").has(["k0"]))
         reading, other = apps[first].test_client(), apps[1 - first].test_client()
         records = arrivals.table([e.sent() for p in PARTITIONS for e in topic.events[p]])
-        replicas[first]._lives["s"].arrived(records)
+        replicas[first]._streams["s"].provisional.arrived(records)
         mine = [key for key in KEYS if replicas[first].snapshot("total").has([key])][:2]
         paths = [f"/stores/{store}/keys/{key}" for store in topic.config.stores for key in mine]
         asked = [path + end for path in paths for end in ("", f"?at={LATER}", "/history?limit=3", "/history")]
@@ -349,7 +349,7 @@ def test_what_is_pending_is_taken_together_with_the_position_that_it_is_on_top_o
     looks: list[tuple[int, str, Any]] = []
     readers: list[threading.Thread] = []
 
-    class Watched(Turn):
+    class Watched(FairLock):
         """Between two parts of a commit a reader comes."""
 
         def __exit__(self, *error: object) -> None:
@@ -367,7 +367,7 @@ def test_what_is_pending_is_taken_together_with_the_position_that_it_is_on_top_o
                 readers[-1].join(0.05)  # it may wait for the whole commit
 
     offsets = {None: dict(topic.logged)}
-    topic.live.turn = Watched()
+    topic.live.locks.turn = Watched()
     for _ in range(8):
         topic.read()
         topic.commit()
@@ -375,7 +375,7 @@ def test_what_is_pending_is_taken_together_with_the_position_that_it_is_on_top_o
         topic.follow()
         for reader in readers:
             reader.join()
-        seen = topic.live._next
+        seen = topic.live.read
         for store, key, (position, events, _) in looks:
             logged = offsets[position]
             places = set() if events is None else {(r["_partition"], r["_offset"]) for r in events.to_pylist()}

@@ -17,7 +17,8 @@ from flask.testing import FlaskClient
 from api import create_app
 from api.engine import duck
 from api.engine.delta_log import Log
-from api.replica import replica as replica_module
+from api.replica import store as store_module
+from api.replica import stream as stream_module
 from api.replica.replica import Replica
 from statehouse.config.models import Config
 from statehouse.errors import StatehouseError
@@ -241,7 +242,7 @@ def test_the_past_is_read_from_the_newest_changelog_where_the_files_of_its_versi
 def test_answers_do_not_go_back_where_the_feed_is_gone(
     replica: Replica, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.replica.replica.OVERLAY", 0)  # every version is read
+    monkeypatch.setattr("api.replica.store.OVERLAY", 0)  # every version is read
     sales, state = Sales(config), State(config, "last")
     state.write(0)
     for number in range(4):
@@ -291,7 +292,7 @@ def test_a_lag_that_nobody_has_looked_for_is_told(replica: Replica, config: Conf
 def test_what_is_committed_while_the_log_is_read_is_not_taken_for_folded(
     replica: Replica, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sales, read = Sales(config), replica_module.covered
+    sales, read = Sales(config), stream_module.covered
     State(config, "last").write(0, {"key": "a", "value": 1.0})
     replica.refresh()
     sales.append({"customer": "a", "weight": 2.0})
@@ -301,7 +302,7 @@ def test_what_is_committed_while_the_log_is_read_is_not_taken_for_folded(
         sales.append({"customer": "a", "weight": 3.0})
         return read(delta)
 
-    monkeypatch.setattr(replica_module, "covered", slow)
+    monkeypatch.setattr(stream_module, "covered", slow)
     for _ in range(2):
         replica.refresh()
         weight = replica.snapshot("last").get(["a"])["value"]
@@ -312,7 +313,7 @@ def test_what_is_committed_while_the_log_is_read_is_not_taken_for_folded(
 def test_tables_of_discarded_versions_leave_memory(
     replica: Replica, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica_module, "OVERLAY", 0)
+    monkeypatch.setattr(store_module, "OVERLAY", 0)
     sales, state, used = Sales(config), State(config, "last"), []
     for number in range(1, 13):
         position = sales.append({"customer": "a", "weight": float(number)}, {"customer": "b", "weight": 0.5})

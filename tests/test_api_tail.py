@@ -8,7 +8,7 @@ import random
 import pytest
 
 from api import create_app
-from api.replica import disk
+from api.replica import storage
 from api.replica.replica import Replica
 from jobs.ingest import Ingest
 from jobs.merge import Merge
@@ -45,8 +45,8 @@ def shown(replica, store):
 @pytest.mark.slow
 def test_every_answer_is_the_oracles_whether_it_is_merged_or_not(spark, filled, monkeypatch):
     config, events = filled
-    monkeypatch.setattr("api.replica.replica.OVERLAY", 5)  # so that newer versions are read, too
-    monkeypatch.setattr("api.replica.replica.STALE_SECONDS", 3600.0)  # reading every key may take longer than it
+    monkeypatch.setattr("api.replica.store.OVERLAY", 5)  # so that newer versions are read, too
+    monkeypatch.setattr("api.replica.store.STALE_SECONDS", 3600.0)  # reading every key may take longer than it
     seed = random.randrange(10**6)
     print(f"seed {seed}")
     dice = random.Random(seed)
@@ -121,13 +121,13 @@ def test_a_swapped_state_a_compacted_changelog_and_a_lost_feed_are_noticed(spark
 @pytest.mark.slow
 def test_a_new_process_goes_on_from_what_was_kept_as_long_as_it_can(spark, filled, monkeypatch):
     config, events = filled
-    config, read, load = kept(config, "disk"), [], disk.load
+    config, read, load = kept(config, "disk"), [], storage.load
 
     def noted(db, config, store, version, **named):
         read.append(store.name)
         return load(db, config, store, version, **named)
 
-    monkeypatch.setattr(disk, "load", noted)
+    monkeypatch.setattr(storage, "load", noted)
     Replica(config).refresh()
     assert sorted(read) == sorted(config.stores)
     read.clear()
@@ -147,10 +147,10 @@ def test_a_new_process_goes_on_from_what_was_kept_as_long_as_it_can(spark, fille
     assert begun() == [], "a version was merged meanwhile: what was kept and the feed are enough"
     recover(spark, config, config.stores["total"])
     assert begun() == ["total"], "it was replaced"
-    monkeypatch.setattr("api.replica.replica.OVERLAY", 1)
+    monkeypatch.setattr("api.replica.store.OVERLAY", 1)
     assert begun() == ["hours", "votes"], "too much has come since"
     assert begun() == []
-    monkeypatch.setattr("api.replica.replica.OVERLAY", 1000)
+    monkeypatch.setattr("api.replica.store.OVERLAY", 1000)
     records, new = drawn(9, 40, first=COUNT + 40)
     more(spark, config, records)
     events = events + new

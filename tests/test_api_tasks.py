@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import os
 import random
-import threading
 import time
 from collections.abc import Iterator
 
@@ -13,6 +12,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from api import create_app
+from api.engine.places import Places
 from jobs.ingest import Ingest
 from jobs.tasks.job import Tasks
 from tests.lakes import merged
@@ -128,7 +128,7 @@ def test_what_was_never_asked_for_is_not_cancelled(lake, broker) -> None:
             problem(client.delete(f"/tasks/{topic}:0:{wrong}"), 404, "unknown-task")
         problem(client.delete(f"/tasks/{topic}:7:0"), 404, "unknown-task")
         assert client.delete(f"/tasks/{asked}").status_code == 202
-        app.extensions["statehouse"].looks = threading.Semaphore(0)
+        app.extensions["statehouse"].looks = Places(0, "none")
         problem(client.delete(f"/tasks/{asked}"), 503, "busy")
     finally:
         app.extensions["statehouse"].replica.stop()

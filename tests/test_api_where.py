@@ -22,7 +22,8 @@ from api.engine.exact_json import dumps
 from api.engine.where import Where
 from api.errors import Problem
 from api.replica.overlay import ABSENT
-from api.replica.snapshot import Snapshot, of_table
+from api.replica.snapshot import Snapshot
+from api.replica.storage import of_table
 from tests.test_api_lake import configured, rule
 from tests.test_api_reads import app, client, config, problem  # noqa: F401 (fixtures)
 
@@ -95,9 +96,9 @@ def snapshot(last: Any, base: dict[str, float | None], *changes: dict[str, Any])
         keys = [(k,) for k in changed]
         rows = table((k, v) for k, v in changed.items() if v != "gone")
         columns = {name: rows[name].combine_chunks() for name in KINDS}
-        spots, before = made.present(keys)
-        assert len(before["key"]) == sum(spot.row != ABSENT for spot in spots.values())
-        made.change(keys, [v != "gone" for v in changed.values()], columns, spots, position)
+        refs, before = made.present(keys)
+        assert len(before["key"]) == sum(ref.row != ABSENT for ref in refs.values())
+        made.change(keys, [v != "gone" for v in changed.values()], columns, refs, position)
     return made
 
 
@@ -108,7 +109,8 @@ values = st.one_of(st.none(), numbers)
 def spare(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """How soon rows are let go of."""
     monkeypatch.setattr("api.replica.overlay.SPARE", request.param)
-    monkeypatch.setattr("api.replica.snapshot.MANY", 5)
+    for module in ("snapshot", "sorted_version"):
+        monkeypatch.setattr(f"api.replica.{module}.MANY", 5)
 
 
 @given(

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from api.engine import duck
-from api.replica.snapshot import load as snapshot_of
+from api.replica.storage import load as snapshot_of
 from jobs.ingest import Ingest
 from jobs.recover import recover
 from statehouse.config.models import Config

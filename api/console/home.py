@@ -9,7 +9,8 @@ from typing import Any
 from flask import Blueprint, Flask, Response, current_app, render_template, request
 
 from api.console import charts, words
-from api.console.screens import HTML, ask, page_of, screen
+from api.console.screens import ask, page_of, screen
+from api.engine.media_types import EVENTS, HTML
 from api.errors import Problem
 from api.http import changes
 from api.http.openapi.contract import Answer, declared
@@ -18,7 +19,6 @@ from api.replica.replica import Replica
 from statehouse.config.models import Config, Store
 
 NEXT_TASKS = 5
-EVENTS = "text/event-stream"
 EVERY = 2.0  # seconds after which what the page shows is made anew
 
 page = Blueprint("page", __name__)

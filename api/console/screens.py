@@ -11,11 +11,11 @@ from flask import Blueprint, Flask, Response, abort, current_app, render_templat
 from api.console import format
 from api.console.kept import Kept
 from api.engine import exact_json
+from api.engine.media_types import HTML, JSON
 from api.errors import TITLES, Problem
 from api.http.access import COOKIE, WITHIN, csrf_token
 from api.http.context import GONE
 
-HTML, JSON = "text/html", "application/json"
 PASSED = ("REMOTE_ADDR", "HTTP_AUTHORIZATION", "HTTP_COOKIE", GONE)  # of the request: whoever looks asks
 # Nothing is loaded from another host, nothing in a page is run, and no other page frames this one.
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"

@@ -10,11 +10,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 
 import duckdb
 
-from api.errors import RETRY_AFTER, Problem
+from api.engine.places import Places
+from api.errors import Problem
 
 AGAIN = 0.05  # seconds between interruptions: one that comes between two queries is lost
 LOOK = 0.2  # seconds between two looks whether the caller is there
@@ -27,7 +28,7 @@ class Turns:
 
     def __init__(self, at_once: int = AT_ONCE, waiting: int = WAITING) -> None:
         self.turns = threading.Semaphore(at_once)
-        self.places = threading.Semaphore(at_once + waiting)
+        self.places = Places(at_once + waiting, f"found {WAITING} scans that wait, expected fewer")
 
 
 class Deadline:
@@ -56,7 +57,7 @@ class Deadline:
     def problem(self) -> Problem:
         """What to say then."""
         detail = f"found no answer within {self._seconds * 1000:g} ms, expected one (api: max_time)"
-        return Problem(503, "too-slow", detail, {"Retry-After": RETRY_AFTER})
+        return Problem(503, "too-slow", detail)
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -64,19 +65,13 @@ class Deadline:
         if self._turns is None:
             yield
             return
-        placed = not self._streams
-        if placed and not self._turns.places.acquire(blocking=False):
-            raise Problem(503, "busy", f"found {WAITING} scans that wait, expected fewer", {"Retry-After": RETRY_AFTER})
-        try:
+        with nullcontext() if self._streams else self._turns.places:
             while not self._turns.turns.acquire(timeout=LOOK):
                 self.check()
             try:
                 yield
             finally:
                 self._turns.turns.release()
-        finally:
-            if placed:
-                self._turns.places.release()
 
     @contextmanager
     def over(self, connection: duckdb.DuckDBPyConnection) -> Iterator[None]:

@@ -28,6 +28,16 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def casts(types: Mapping[str, str], but: str = "") -> str:
+    """A select list of columns, each cast to its type (``but`` those of one type); moments become plain UTC."""
+    return ", ".join(quoted(n) if t == but else f"{cast(n, t)} AS {quoted(n)}" for n, t in types.items())
+
+
+def cast(name: str, kind: str) -> str:
+    """A column cast to a type."""
+    return f"CAST({quoted(name)} AS {kind})"
+
+
 def literal(text: str) -> str:
     """A string as DuckDB's SQL writes it."""
     return "'" + text.replace("'", "''") + "'"

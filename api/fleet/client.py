@@ -11,6 +11,7 @@ from typing import NamedTuple
 import urllib3
 from urllib3.util import Timeout
 
+from api.engine.media_types import JSON
 from api.errors import TITLES, Problem
 from api.fleet.membership import Fleet
 
@@ -70,7 +71,7 @@ def asked(
     assert request.fleet is not None
     headers = dict(request.headers)
     if body is not None:
-        headers["Content-Type"] = "application/json"
+        headers["Content-Type"] = JSON
     path = f"{path}?{request.query}" if request.query else path
     return _sent(request.fleet, address, method, path, shards, headers, body)
 

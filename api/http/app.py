@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from flask import Flask
 from werkzeug.routing import BaseConverter
 
 from api.engine.deadline import Turns
+from api.engine.places import Places
 from api.fleet.membership import Fleet
 from api.http import access, audit, compress, cors, methods, metrics, problems
 from api.http.changes import follows
@@ -35,6 +36,8 @@ from api.writes.producer import Producer
 from statehouse.config.models import Config
 
 LOOKS = 16  # into Kafka at once, for a task that is not known
+BUSY = "found too many requests that wait {}, expected fewer"
+BUSY_STREAMS = f"found {STREAMS} streams of changes, expected fewer: each of them holds a thread"
 WAITS = 64  # as many writes a second as are seen within a second or two
 
 
@@ -48,14 +51,13 @@ class Api:
     lake: Lake
     fleet: Fleet | None  # the other instances; None: this one has every key
     idempotency: Idempotency = field(default_factory=Idempotency)
-    streams: threading.Semaphore = field(default_factory=lambda: threading.BoundedSemaphore(STREAMS))
-    looks: threading.Semaphore = field(default_factory=lambda: threading.BoundedSemaphore(LOOKS))
+    streams: Places = field(default_factory=partial(Places, STREAMS, BUSY_STREAMS))
+    looks: Places = field(default_factory=partial(Places, LOOKS, BUSY.format("for Kafka")))
+    waits: Places = field(default_factory=partial(Places, WAITS, BUSY.format("with after")))
     turns: Turns = field(default_factory=Turns)  # of those who scan
     sql: SqlProcess = field(default_factory=SqlProcess)
     logs: Logs = field(init=False)
     gate: access.Gate = field(init=False)
-    # Reads that wait with `after`.
-    waits: threading.BoundedSemaphore = field(default_factory=lambda: threading.BoundedSemaphore(WAITS))
 
     def stop(self) -> None:
         """End what goes on in the background; reads go on as of now."""
@@ -94,19 +96,7 @@ def create_app(config: Config, *above: Callable[[Flask], None]) -> Flask:
     api.logs = Logs(config)
     methods.install(app)
     app.before_request(check_shards)
-    for blueprint in (
-        health,
-        openapi,
-        processors,
-        reads,
-        past,
-        refusals,
-        follows,
-        tasks,
-        sql,
-        lake_tables,
-        writes,
-    ):
+    for blueprint in (health, openapi, processors, reads, past, refusals, follows, tasks, sql, lake_tables, writes):
         app.register_blueprint(blueprint)
     for install in above:
         install(app)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from flask import Blueprint, Response, current_app, request
 
+from api.engine.media_types import EVENTS
 from api.engine.shards import Shards
 from api.errors import Problem, refused
 from api.fleet import routing
@@ -35,7 +36,7 @@ LAST = Parameter("Last-Event-ID", "an event's id: go on after it", PLACE)
     POSITION,
     TIMEOUT,
     headers=[LAST],
-    answers={200: Answer("the events, without an end", {"text/event-stream": {}})},
+    answers={200: Answer("the events, without an end", {EVENTS: {}})},
     problems={
         409: "what changes in this store is not known: it follows the versions of its table, or was never merged",
         404: "there is no such position",
@@ -66,7 +67,7 @@ def follow(store: str) -> Response:
         raise
     if request.method == "HEAD":
         held.close()
-    return Response(held, 200, HEADERS, content_type="text/event-stream")
+    return Response(held, 200, HEADERS, content_type=EVENTS)
 
 
 def _events(replica: Replica, store: str, place: Place | None, seconds: float) -> Iterator[bytes]:

@@ -9,6 +9,8 @@ from typing import Any
 import zstandard
 from flask import Flask, Response, request
 
+from api.engine.media_types import EVENTS
+
 LEAST = 1024  # bytes; less is not worth it
 GZIP = 16 + zlib.MAX_WBITS
 CODERS: dict[str, Callable[[], Any]] = {  # the better one first
@@ -34,7 +36,7 @@ def install(app: Flask) -> None:
             return response
         if not streamed:
             response.set_data(b"".join(_packed([response.get_data()], CODERS[name]())))
-        elif response.mimetype == "text/event-stream":  # each event has to leave at once
+        elif response.mimetype == EVENTS:  # each event has to leave at once
             return response
         else:
             response.response = _packed(response.iter_encoded(), CODERS[name]())

@@ -10,6 +10,7 @@ from werkzeug.exceptions import RequestEntityTooLarge
 
 from api.engine.deadline import Deadline
 from api.engine.exact_json import decoded, dumps
+from api.engine.media_types import JSON
 from api.engine.shards import listed as numbers
 from api.errors import Problem, refused
 from api.fleet import routing
@@ -42,7 +43,7 @@ def raw_of(request: Request, mimetype: str) -> bytes:
 
 def body_of(request: Request) -> dict[str, Any]:
     """The JSON object that a request brings."""
-    return decoded(raw_of(request, "application/json"), '{"value": 1}')
+    return decoded(raw_of(request, JSON), '{"value": 1}')
 
 
 def the_store(config: Config, name: str) -> Store:
@@ -96,13 +97,13 @@ def limit_of(asked: dict[str, str], default: int, most: int) -> int:
 
 def answer(document: Any, status: int = 200) -> Response:
     """A document as Flask's response."""
-    return Response(dumps(document) + "\n", status, content_type="application/json")
+    return Response(dumps(document) + "\n", status, content_type=JSON)
 
 
 def listed(rows: Sequence[str] | bytes, besides: dict[str, Any]) -> Response:
     """A document whose ``rows`` are JSON text already: each by itself, or all with the commas between them."""
     text = rows if isinstance(rows, bytes) else ",".join(rows).encode()
-    return Response(b'{"rows":[%b],%b\n' % (text, dumps(besides)[1:].encode()), content_type="application/json")
+    return Response(b'{"rows":[%b],%b\n' % (text, dumps(besides)[1:].encode()), content_type=JSON)
 
 
 def caller_gone() -> Callable[[], bool]:

@@ -18,9 +18,9 @@ from flask import Request, Response
 
 from api.engine.cells import TEXTS
 from api.engine.columns import Columns, ndjson, texts
+from api.engine.media_types import ARROW, CSV, JSON, NDJSON
 from api.errors import Problem
 
-JSON, NDJSON, CSV, ARROW = "application/json", "application/x-ndjson", "text/csv", "application/vnd.apache.arrow.stream"
 CUT = "cut off by an error, there is more"
 CUTS = {
     NDJSON: f"{CUT}\n".encode(),

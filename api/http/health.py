@@ -5,7 +5,7 @@ from __future__ import annotations
 from flask import Blueprint, Response
 
 from api.engine.media_types import JSON
-from api.errors import RETRY_AFTER, Problem
+from api.errors import Problem
 from api.http.context import answer, the_replica
 from api.http.openapi import answers
 from api.http.openapi.contract import Answer, declared
@@ -40,5 +40,5 @@ def readyz() -> Response:
     if waiting:
         expected = "loaded" if most is None else f"loaded and at most {most} ms behind"
         detail = f"expected every store {expected}, but not so: {', '.join(w['name'] for w in waiting)}"
-        raise Problem(503, "not-ready", detail, {"Retry-After": RETRY_AFTER}, stores=waiting)
+        raise Problem(503, "not-ready", detail, stores=waiting)
     return answer({"status": "ok"})

@@ -15,7 +15,7 @@ from api.errors import Problem
 from api.http import paths
 
 BELOW = ("history", "reports")
-FREE = {"stores": paths.SEGMENTS - 1, "tasks": 1}  # segments before a key or an id, which is written as it needs to be
+FREE = {"stores": 3, "tasks": 1}  # segments before a key or an id, which is written as it needs to be
 READ = ("GET", "HEAD", "OPTIONS")
 
 
@@ -52,7 +52,7 @@ def _allowed() -> list[str]:
     found = set(request_ctx.url_adapter.allowed_methods() if request_ctx.url_adapter else ())
     if _below():
         return [*READ]
-    config, segments = current_app.extensions["statehouse"].config, request.path.split("/", paths.SEGMENTS)
+    config, segments = current_app.extensions["statehouse"].config, request.path.split("/", 4)
     store = config.stores.get(segments[2]) if len(segments) > 3 and segments[1::2][:2] == ["stores", "keys"] else None
     if store and not config.writable(store.name):
         return sorted(found & {"OPTIONS", *READ})
@@ -63,9 +63,8 @@ def _allowed() -> list[str]:
 
 def _key() -> str | None:
     """The key that the path names, as it is there."""
-    segments = request.path.split("/", paths.SEGMENTS)
-    found = len(segments) > paths.SEGMENTS and segments[1] == "stores" and segments[3] == "keys"
-    return segments[paths.SEGMENTS] if found else None
+    named = paths.store_and_key(request.path)
+    return named[1] if named else None
 
 
 def _below() -> str | None:

@@ -18,7 +18,13 @@ from api.errors import Problem
 from statehouse.config.models import Store
 from statehouse.fold import Rule
 
-SEGMENTS = 4  # of /stores/{store}/keys/{key}, up to the key
+
+def store_and_key(path: str) -> tuple[str, str] | None:
+    """The two that a path /stores/{store}/keys/{key} names, raw or decoded as the path is; None where it names none."""
+    pieces = path.split("/", 4)  # in half the time of a regular expression
+    if len(pieces) < 5 or pieces[0] or pieces[1] != "stores" or pieces[3] != "keys":
+        return None
+    return pieces[2], pieces[4]
 
 
 def of_request(environ: Mapping[str, Any], store: Store, rule: Rule | None) -> list[str]:
@@ -66,12 +72,11 @@ def raw_path(environ: Mapping[str, Any]) -> str | None:
 
 
 def _parts(environ: Mapping[str, Any], store: Store, kinds: Sequence[str]) -> list[bytes]:
-    decoded = environ["PATH_INFO"].encode("latin-1")  # WSGI's way to put bytes into text
-    raw = raw_path(environ)
-    tail = raw.split("/", SEGMENTS) if raw is not None else []
-    if len(tail) > SEGMENTS:
-        return _raw_parts(tail[SEGMENTS], store)
-    key = decoded.split(b"/", SEGMENTS)[SEGMENTS]
+    if named := store_and_key(raw_path(environ) or ""):
+        return _raw_parts(named[1], store)
+    named = store_and_key(environ["PATH_INFO"])
+    assert named
+    key = named[1].encode("latin-1")  # WSGI's way to put bytes into text
     if not store.composite:
         return [key]
     parts = key.split(b"/")

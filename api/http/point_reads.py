@@ -14,16 +14,16 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from api.engine.media_types import HTML, JSON
 from api.engine.shards import listed
 from api.http import paths
 from api.http.access import Gate
 from api.http.compress import LEAST
 from api.http.metrics import Reads
 from api.http.stores import point
-from api.replica.locks import WAY
+from api.replica.priority import FOLD_PRIORITY
 from api.replica.replica import Replica
 
-PAGE = "text/html"  # who accepts it may want a screen
 OTHERS = ("HTTP_IF_NONE_MATCH", "HTTP_ORIGIN", "HTTP_TRANSFER_ENCODING")
 ROUTES = ("/history", "/reports")  # of Flask's; what they are about is for it to say
 OF_SHARDS = "HTTP_STATEHOUSE_SHARDS"  # has a request from another instance of a fleet
@@ -39,51 +39,46 @@ class Fast:
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Answer a point read, or hand the request on."""
-        found = None
+        answer = None
         plain = (
             environ["REQUEST_METHOD"] == "GET" and not environ.get("QUERY_STRING") and environ.keys().isdisjoint(OTHERS)
         )
-        if plain and PAGE not in environ.get("HTTP_ACCEPT", ""):
+        if plain and HTML not in environ.get("HTTP_ACCEPT", ""):
             path, authorization = paths.raw_path(environ), environ.get("HTTP_AUTHORIZATION", "")
             packed = "HTTP_ACCEPT_ENCODING" in environ
             if path is not None and listed(environ.get(OF_SHARDS, "0")) is not None:
-                found = self.answer(path, authorization, environ.get("REMOTE_ADDR"), packed, waits=True)
-        if found is None:
+                answer = self.answer(path, authorization, environ.get("REMOTE_ADDR"), packed, waits=True)
+        if answer is None:
             return self.slow(environ, start_response)
-        body, tag = found
-        headers = [
-            ("Content-Type", "application/json"),
-            ("Content-Length", str(len(body))),
-            ("ETag", f'W/"{tag}"'),
-            ("Vary", "Accept-Encoding"),
-        ]
-        start_response("200 OK", headers)
+        body, tag = answer
+        length, vary = ("Content-Length", str(len(body))), ("Vary", "Accept-Encoding")
+        start_response("200 OK", [("Content-Type", JSON), length, ("ETag", f'W/"{tag}"'), vary])
         return [body]
 
     def answer(
         self, path: str, authorization: str, address: str | None, packed: bool, waits: bool = False
     ) -> tuple[bytes, str] | None:
-        """The body and the tag of a plain GET's answer; None: it is for Flask to say. ``path`` is as it was sent, ``packed``
-        says that the caller can read fewer bytes. Only what ``waits`` may wait for other threads, or for the lake;
-        the event loop does no more than let those go first that it would hold up."""
+        """The body and the tag of a plain GET's answer; None when Flask must answer. ``path`` is as it was sent, ``packed`` says that
+        the caller can read fewer bytes. Only who ``waits`` may wait for other threads, or for the lake; the event loop only lets a
+        fold go first that it would hold up."""
         begun = time.perf_counter()
         if not waits:
-            WAY.give()
+            FOLD_PRIORITY.yield_to_fold()
         try:
-            found = self._found(path, authorization, address, packed, waits)
+            answer = self._read(path, authorization, address, packed, waits)
         except Exception:  # a wrong key, or what nobody foresaw: Flask comes to the same, and says so
             return None
-        if found is not None:
+        if answer is not None:
             self._took(time.perf_counter() - begun)
-        return found
+        return answer
 
-    def _found(
+    def _read(
         self, path: str, authorization: str, address: str | None, packed: bool, waits: bool
     ) -> tuple[bytes, str] | None:
-        pieces = path.split("/", paths.SEGMENTS)
-        if len(pieces) <= paths.SEGMENTS or pieces[0] or pieces[1] != "stores" or pieces[3] != "keys" or self._crosses:
+        named = paths.store_and_key(path)
+        if named is None or self._crosses:
             return None
-        store = self._replica.config.stores.get(pieces[2])
+        store = self._replica.config.stores.get(named[0])
         if store is None or paths.decoded(path).endswith(ROUTES) or len(path) > self._gate.limits.max_key:
             return None
         caller = self._gate.reader(authorization, address)
@@ -92,7 +87,7 @@ class Fast:
         snapshot = self._replica.snapshot(store.name)
         if snapshot.rule is None:
             return None
-        parts = paths.of_path(pieces[paths.SEGMENTS], snapshot.rule.store, snapshot.rule)
+        parts = paths.of_path(named[1], snapshot.rule.store, snapshot.rule)
         position = snapshot.position  # before the row: it may be newer than it says, never older
         if waits:
             row, offsets = snapshot.get(parts), snapshot.offsets(parts)

@@ -9,9 +9,10 @@ from flask import Flask, Response
 from werkzeug.exceptions import HTTPException
 
 from api.engine.exact_json import dumps
-from api.errors import RETRY_AFTER, TITLES, Problem
+from api.errors import TITLES, Problem
 from statehouse.errors import KafkaUnavailable, LakeBusy, StatehouseError
 
+RETRY_AFTER = "5"  # seconds, of each 503
 # What is not here is a fault of ours, or of the configuration: 500.
 STATUSES: dict[type[StatehouseError], int] = {KafkaUnavailable: 503, LakeBusy: 503}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response, current_app, request
 
 from api.engine import exact_json, keys
 from api.engine.media_types import JSON
@@ -15,7 +15,7 @@ from api.http.history import LIMIT, SLOW, limit_asked
 from api.http.openapi import answers, schemas
 from api.http.openapi.contract import Answer, Body, Parameter, Place, declared
 from api.http.openapi.schemas import Schema
-from api.http.writes import a_look, writes
+from api.http.writes import writes
 from statehouse.config.models import Stream
 from statehouse.requeue import MOST, requeue
 from statehouse.requeue import Place as Refused
@@ -32,9 +32,7 @@ refusals = Blueprint("refusals", __name__)
 
 @refusals.get("/streams/<stream>/quarantine")
 @declared(
-    *(LIMIT, BEFORE, REASON),
-    answers={200: Answer("a page of it", {JSON: answers.quarantine})},
-    problems={503: SLOW},
+    *(LIMIT, BEFORE, REASON), answers={200: Answer("a page of it", {JSON: answers.quarantine})}, problems={503: SLOW}
 )
 def quarantine(stream: str) -> Response:
     """What was refused of a stream and why, newest first by partition and offset; ``requeued`` where it was sent again: as which
@@ -82,7 +80,7 @@ def post_requeue(stream: str) -> Response:
     known = _named(stream)
     reason, places = _asked()
     audit.note(stream=stream)
-    with a_look():
+    with current_app.extensions["statehouse"].looks:
         done = requeue(the_replica().config, known, reason, places)
     tokens = [f"{known.topic}:{partition}:{offset}" for partition, offset in sorted(done.ends.items())]
     audit.note(keys=done.sent, tokens=tokens)

@@ -46,7 +46,8 @@ from api.http.openapi.schemas import Schema
 from api.reads import scans
 from api.reads.lake import Past
 from api.reads.read_your_writes import After
-from api.replica.snapshot import Row, Snapshot
+from api.replica.snapshot import Snapshot
+from api.replica.sorted_version import Row
 from statehouse.config.models import Api, Store
 from statehouse.tables import opened, table
 
@@ -125,11 +126,7 @@ TAG = Parameter("If-None-Match", "the ETag of an answer: 304 if it still holds",
 
 
 @reads.get("/stores")
-@declared(
-    answers={
-        200: Answer("the stores", {JSON: answers.stores}),
-    }
-)
+@declared(answers={200: Answer("the stores", {JSON: answers.stores})})
 def list_stores() -> Response:
     """Every store: definition, columns, number of keys, position and lag."""
     replica = the_replica()
@@ -203,7 +200,7 @@ def get_key(store: str, key: str) -> Response:
         named = "/".join(part[:100] for part in parts)
         raise Problem(404, "unknown-key", f"found no {named!r} in {store}", position=position)
     body, tag = point(found, position, offsets)
-    response = Response(body, content_type="application/json")
+    response = Response(body, content_type=JSON)
     response.set_etag(tag, weak=True)
     if "If-None-Match" in request.headers:
         response.make_conditional(request)

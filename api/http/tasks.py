@@ -22,7 +22,7 @@ from api.http.history import SLOW, limit_asked
 from api.http.openapi import answers, schemas
 from api.http.openapi.contract import Answer, Body, Parameter, Place, declared, place
 from api.http.openapi.schemas import Schema
-from api.http.writes import IDEMPOTENCY, UNSENT, a_look, key_of, set_of, writes, written
+from api.http.writes import IDEMPOTENCY, UNSENT, key_of, set_of, writes, written
 from api.writes import bulk, events
 from api.writes.producer import Record, Token
 from statehouse import kafka, topics
@@ -196,7 +196,7 @@ def delete_task(id: str) -> Response:
 
 def _asked_at(config: Config, topic: str, partition: int, offset: int) -> bool:
     """Whether the record at a place asks for a task."""
-    with a_look():
+    with current_app.extensions["statehouse"].looks:
         if partition not in kafka.partitions(config.kafka, topic):
             return False
         return (kafka.headers_at(config.kafka, topic, partition, offset) or {}).get(OP_HEADER) == b"task"

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from flask import Blueprint, Response, current_app, g, request
@@ -133,7 +131,7 @@ def post_keys(store: str) -> Response:
         # Of lines that come in chunks the last ones may be missing: a lost connection looks like their end.
         raise Problem(411, "length-required", "found no Content-Length, expected it: lines are not taken in chunks")
     limit = current_app.extensions["statehouse"].config.api.max_key
-    records = bulk.records(raw_of(request, bulk.MIMETYPE), defined, rule, limit)
+    records = bulk.records(raw_of(request, NDJSON), defined, rule, limit)
     audit.note(keys=len(records))
 
     def said(tokens: list[Token]) -> dict[str, Any]:
@@ -159,18 +157,6 @@ def _sent(store: Store, records: Sequence[Record], said: Callable[[list[Token]],
         return {**said(tokens), "position": api.replica.snapshot(store.name).position}
 
     return written(api.config.streams[store.stream].topic, records, answered)
-
-
-@contextmanager
-def a_look() -> Iterator[None]:
-    """While a request reads from Kafka: only so many do at once, the others are told so."""
-    looks: threading.Semaphore = current_app.extensions["statehouse"].looks
-    if not looks.acquire(blocking=False):
-        raise Problem(503, "busy", "found too many requests that wait for Kafka, expected fewer")
-    try:
-        yield
-    finally:
-        looks.release()
 
 
 def written(

@@ -10,15 +10,15 @@ read all again (``reset``). Only the last event of a batch has an id, or a conne
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from api.engine.columns import Key
 from api.engine.exact_json import dumps
+from api.engine.places import Places
 from api.engine.shards import Shards
-from api.errors import RETRY_AFTER, Problem
+from api.errors import Problem
 from api.reads.lake import Lake
 from api.replica.replica import Replica
 from api.replica.snapshot import Snapshot
@@ -39,12 +39,10 @@ class Place(NamedTuple):
 class Held:
     """A stream of events that holds one of so many places until it is closed; a problem where all are taken."""
 
-    def __init__(self, places: threading.Semaphore) -> None:
-        self._places: threading.Semaphore | None = None
+    def __init__(self, places: Places) -> None:
+        self._places: Places | None = None
         self.events: Iterator[bytes] = iter(())
-        if not places.acquire(blocking=False):
-            detail = f"found {STREAMS} streams of changes, expected fewer: each of them holds a thread"
-            raise Problem(503, "busy", detail, {"Retry-After": RETRY_AFTER})
+        places.__enter__()
         self._places = places
 
     def __iter__(self) -> Iterator[bytes]:

@@ -8,7 +8,6 @@ turn, and none takes longer than ``api: max_time``, waiting included.
 from __future__ import annotations
 
 import datetime as dt
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -29,12 +28,15 @@ from api.engine.changelog import CHANGELOG, attached, filled, may_have
 from api.engine.columns import Key, fitting, keys_of
 from api.engine.deadline import AGAIN, LOOK, Deadline
 from api.engine.delta import pin, unpin
-from api.engine.duck import ROWS, literal, quoted
+from api.engine.duck import ROWS, casts, literal, quoted
 from api.engine.fold import GUARD, Fold, spoken
+from api.engine.places import Places
 from api.engine.prepared import Bag
 from api.errors import Problem
 from api.replica.pending import after
-from api.replica.snapshot import Row, Snapshot, casts, load, of_table
+from api.replica.snapshot import Snapshot
+from api.replica.sorted_version import Row
+from api.replica.storage import load, of_table
 from statehouse.config.models import Config, Store
 from statehouse.fold import Rule
 from statehouse.kinds import Differs
@@ -66,17 +68,14 @@ class Lane:
 
     def __init__(self, config: Config, gone: Gone) -> None:
         self._config, self._gone = config, gone
-        self._places = threading.BoundedSemaphore(1 + WAITING)
+        self._places = Places(1 + WAITING, f"found {WAITING} requests that wait to read the lake, expected fewer")
         self._thread = ThreadPoolExecutor(1, "lake")
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._scans = 0
 
     def ask(self, question: Question[T]) -> T:
         """What a function makes of the connection, which is for one request at a time and not for longer than it may take."""
-        if not self._places.acquire(blocking=False):
-            detail = f"found {WAITING} requests that wait to read the lake, expected fewer"
-            raise Problem(503, "busy", detail)
-        try:
+        with self._places:
             asked = self._thread.submit(self._answer, question)
             deadline = Deadline(self._config.api.max_time / 1000, self._gone())
             while not wait([asked], min(LOOK, deadline.left)).done and deadline.left:
@@ -94,8 +93,6 @@ class Lane:
                 if not late:
                     raise
                 raise deadline.problem() from None
-        finally:
-            self._places.release()
 
     def _answer(self, question: Question[T]) -> T:
         if self._connection is None or self._scans >= SCANS:

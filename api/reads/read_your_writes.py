@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 
 from api.engine.deadline import LOOK
+from api.engine.places import Places
 from api.errors import Problem
 from api.replica.replica import Replica
 from api.replica.snapshot import Snapshot
@@ -27,7 +27,7 @@ class After:
         token: str,
         seconds: float,
         fresh: Callable[[Snapshot], Snapshot],
-        places: threading.Semaphore,
+        places: Places,
         gone: Callable[[], bool],
     ) -> None:
         topic, *place = token.rsplit(":", 2)
@@ -50,14 +50,10 @@ class After:
             raise Problem(409, "topic-recreated", trouble)
         if self._now():
             return
-        if not self._places.acquire(blocking=False):
-            raise Problem(503, "busy", "found too many requests that wait with after, expected fewer")
-        try:
+        with self._places:
             while not (seen := self._replica.wait(self._now, min(LOOK, self._until - time.monotonic()))):
                 if time.monotonic() >= self._until or self._gone():
                     break
-        finally:
-            self._places.release()
         if not seen:
             detail = f"found no {self._token!r} in {self._store} within {self._seconds} s"
             raise Problem(504, "not-yet", detail, position=self._replica.snapshot(self._store).position)

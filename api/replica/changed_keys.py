@@ -97,7 +97,7 @@ def expired(old: Snapshot, new: Snapshot) -> list[Key]:
     over = _end_of_retention(rule)
     places = pc.indices_nonzero(pc.less(old.columns["window_start"], pa.scalar(over, old.columns["window_start"].type)))
     found = [old.key_at(place) for place in places.to_pylist()]
-    found += [key for key, spot in old.overlay.spots.items() if spot.row != ABSENT and key[-1] < over]
+    found += [key for key, ref in old.overlay.refs.items() if ref.row != ABSENT and key[-1] < over]
     here = set(new.ours(dict.fromkeys(key[:-1] for key in found)))
     return [key for key in found if key[:-1] in here and new.now(key) is None]
 

@@ -20,7 +20,7 @@ NUMBER = "_number"
 Part = tuple[int, np.ndarray, Columns]  # the first of its numbers, all of them in order, and the rows
 
 
-class Spot(NamedTuple):
+class RowRef(NamedTuple):
     """Where a key's row is: the version's row ``place`` if it is ``there`` (or it would be before that one), and ``row`` among
     what has changed, or one of the constants above."""
 
@@ -89,8 +89,8 @@ def _many(parts: Sequence[Part]) -> int:
     return sum(len(numbers) for _, numbers, _ in parts)
 
 
-class Spots(dict[Key, Spot]):
-    """Spots by key, for who holds the snapshot's lock. The keys are put in order when somebody goes through them: who asks for one
+class RowRefs(dict[Key, RowRef]):
+    """Where rows are, by key, for who holds the snapshot's lock. The keys are put in order when somebody goes through them: who asks for one
     key need not wait for that."""
 
     def __init__(self) -> None:
@@ -98,10 +98,10 @@ class Spots(dict[Key, Spot]):
         self._ordered: SortedList = SortedList()
         self._new: dict[Key, None] = {}  # not among those yet
 
-    def __setitem__(self, key: Key, spot: Spot) -> None:
+    def __setitem__(self, key: Key, ref: RowRef) -> None:
         if key not in self:
             self._new[key] = None
-        super().__setitem__(key, spot)
+        super().__setitem__(key, ref)
 
     def __delitem__(self, key: Key) -> None:
         super().__delitem__(key)
@@ -110,10 +110,10 @@ class Spots(dict[Key, Spot]):
         else:
             self._ordered.remove(key)
 
-    def update(self, spots: Mapping[Key, Spot]) -> None:  # type: ignore[override]  # what is needed of it
+    def update(self, refs: Mapping[Key, RowRef]) -> None:  # type: ignore[override]  # what is needed of it
         """Have these, too, or in the place of those there are."""
-        self._new.update(dict.fromkeys(key for key in spots if key not in self))
-        super().update(spots)
+        self._new.update(dict.fromkeys(key for key in refs if key not in self))
+        super().update(refs)
 
     def irange(
         self, least: Key | None = None, most: Key | None = None, inclusive: tuple[bool, bool] = (True, True)
@@ -130,31 +130,40 @@ class Overlay:
     take their rows from the ``rows`` of then also later."""
 
     def __init__(self) -> None:
-        self.spots = Spots()  # what is shown
+        self.refs = RowRefs()  # what is shown
         # Of keys that are shown ahead of the changelog: where they are by the changelog.
-        self.under: dict[Key, Spot] = {}
+        self.under: dict[Key, RowRef] = {}
         self.rows = Rows()
 
     def __len__(self) -> int:
-        return len(self.spots)
+        return len(self.refs)
 
-    def truth(self, key: Key) -> Spot | None:
+    def truth(self, key: Key) -> RowRef | None:
         """Where a key is by the changelog; None where it has not changed."""
-        return self.under.get(key) or self.spots.get(key)
+        return self.under.get(key) or self.refs.get(key)
+
+    def restore(self, keys: Iterable[Key]) -> None:
+        """Show keys that are shown ahead of the changelog as it has them."""
+        for key in keys:
+            ref = self.under.pop(key)
+            if ref.row == (UNCHANGED if ref.there else ABSENT):
+                del self.refs[key]
+            else:
+                self.refs[key] = ref
 
     def tidy(self) -> None:
         """Drop the rows that nobody refers to, if they are many."""
-        if len(self.rows) > 2 * (len(self.spots) + len(self.under)) + SPARE:
-            spots = itertools.chain(self.spots.values(), self.under.values())
-            self.rows = self.rows.kept(np.fromiter((spot.row for spot in spots), np.int64))
+        if len(self.rows) > 2 * (len(self.refs) + len(self.under)) + SPARE:
+            refs = itertools.chain(self.refs.values(), self.under.values())
+            self.rows = self.rows.kept(np.fromiter((ref.row for ref in refs), np.int64))
 
 
 class Truth:
     """An overlay as the changelog has it: without what is ahead of it."""
 
     def __init__(self, overlay: Overlay) -> None:
-        self._overlay, self.spots = overlay, Beneath(overlay)
-        self.under: dict[Key, Spot] = {}
+        self._overlay, self.refs = overlay, Beneath(overlay)
+        self.under: dict[Key, RowRef] = {}
 
     @property
     def rows(self) -> Rows:
@@ -162,10 +171,10 @@ class Truth:
 
 
 class Beneath:
-    """The spots of the same."""
+    """Where its rows are."""
 
     def __init__(self, overlay: Overlay) -> None:
-        self._overlay, self.irange, self.get = overlay, overlay.spots.irange, overlay.truth
+        self._overlay, self.irange, self.get = overlay, overlay.refs.irange, overlay.truth
 
-    def __getitem__(self, key: Key) -> Spot:
-        return self._overlay.under.get(key) or self._overlay.spots[key]
+    def __getitem__(self, key: Key) -> RowRef:
+        return self._overlay.under.get(key) or self._overlay.refs[key]

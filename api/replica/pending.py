@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from queue import SimpleQueue
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -11,18 +14,17 @@ import sqlglot
 from sqlglot import exp
 
 from api.engine.columns import Key, keys_of
-from api.engine.duck import quoted, selected
+from api.engine.duck import casts, quoted, selected
 from api.engine.fold import GUARD, Fold
 from api.engine.prepared import Bag, Prepared, cursor
 from api.replica.overlay import NUMBER, Rows
-from api.replica.snapshot import casts
 from statehouse.config.models import Stream
 from statehouse.fold import Rule
 from statehouse.tables import changelog_columns
 from statehouse.transpile import to_duckdb
 
 EVENTS, BEFORE = "_of", "_before"
-PLACE = NUMBER, "_partition", "_offset"
+COORDINATES = NUMBER, "_partition", "_offset"
 Offsets = Mapping[int, int]
 
 
@@ -34,19 +36,19 @@ def after(rows: pa.Table, offsets: Offsets) -> pa.Table:
     least = np.zeros(max(int(partitions.max()), *offsets) + 1, np.int64)
     for partition, offset in offsets.items():
         least[partition] = offset
-    kept = rows["_offset"].to_numpy() >= least[partitions]
-    return rows if kept.all() else rows.filter(pa.array(kept))
+    later = rows["_offset"].to_numpy() >= least[partitions]
+    return rows if later.all() else rows.filter(pa.array(later))
 
 
-def changed(rule: Rule, types: Mapping[str, str], made: str) -> str:
+def changed_rows(rule: Rule, types: Mapping[str, str], folded: str) -> str:
     """SQL: of rows that a fold made, a relation, the state's columns, ``_present`` and ``_conflict``."""
     whole = "window_start IS NOT NULL" if rule.store.windows else "TRUE"  # a purge is remembered by its key
-    return f"SELECT {casts(dict(types))}, _present, _conflict FROM {made} WHERE {whole}"
+    return f"SELECT {casts(types)}, _present, _conflict FROM {folded} WHERE {whole}"
 
 
 def keyed(rule: Rule, types: Mapping[str, str]) -> dict[str, str]:
     """Which key of a store an event is of, null where of none: an expression in DuckDB's words for each of its columns, by the name
-    that :class:`Ahead` looks for. ``types`` are the state's; there are none of one that cannot be folded."""
+    that :class:`PendingEvents` looks for. ``types`` are the state's; there are none of one that cannot be folded."""
     if not types:
         return {}
     keys = (f"CASE WHEN {rule.concerned(GUARD)} THEN {key} END" for key in rule.key_of(GUARD))
@@ -54,16 +56,16 @@ def keyed(rule: Rule, types: Mapping[str, str]) -> dict[str, str]:
     return {f"_key of {rule.store.name}: {name}": f"CAST({key} AS {types[name]})" for name, key in named}
 
 
-class Ahead:
+class PendingEvents:
     """Of one tail; ``types`` are the state's columns in DuckDB. Raises sqlglot's or DuckDB's errors as a fold does."""
 
     def __init__(self, fold: Fold, stream: Stream, types: Mapping[str, str]) -> None:
         self._db, self._fold, self._types = cursor(fold.db), fold, types
         rule, columns = fold.rule, changelog_columns(stream)
         self._events, self._before = Bag(self._db, EVENTS, columns), Bag(self._db, BEFORE, rule.state_columns)
-        found = keyed(rule, types)
-        self._names, self._columns = list(found), list(columns)
-        self._keys = Prepared(self._db, "_keys", f"SELECT {selected(found)} FROM {EVENTS}")
+        keys = keyed(rule, types)
+        self._names, self._columns = list(keys), list(columns)
+        self._keys = Prepared(self._db, "_keys", f"SELECT {selected(keys)} FROM {EVENTS}")
         self._rows = {False: self._combined(None)}  # by whether there are tombstones
         self.forget()
 
@@ -81,13 +83,13 @@ class Ahead:
         self._pending = pending
         if not new.num_rows:
             return []
-        found = new
+        named = new
         if self._names[0] not in new.column_names:
             self._events.put(new)
-            found = self._keys.rows()
-        keys = keys_of(found[name] for name in self._names)
+            named = self._keys.rows()
+        keys = keys_of(named[name] for name in self._names)
         touched: dict[Key, None] = {}
-        for key, number, partition, offset in zip(keys, *(new[name].to_pylist() for name in PLACE), strict=True):
+        for key, number, partition, offset in zip(keys, *(new[name].to_pylist() for name in COORDINATES), strict=True):
             if None not in key:
                 self._places[partition].append((offset, number, key))
                 self._of[key].append(number)
@@ -142,8 +144,8 @@ class Ahead:
     def _combined(self, tombstones: str | None) -> Prepared:
         rule = self._fold.rule
         events = f"({rule.project(EVENTS, guard=GUARD)})"
-        made = rule.combine(rule.spread(f"({rule.fold(events)})", BEFORE, tombstones), BEFORE, tombstones)
-        query = self._timed(changed(rule, self._types, f"({to_duckdb(made)})"))
+        combined = rule.combine(rule.spread(f"({rule.fold(events)})", BEFORE, tombstones), BEFORE, tombstones)
+        query = self._timed(changed_rows(rule, self._types, f"({to_duckdb(combined)})"))
         return Prepared(self._db, f"_rows {tombstones}", query)
 
     def _timed(self, query: str) -> str:
@@ -154,3 +156,26 @@ class Ahead:
             return now.copy() if isinstance(node, exp.CurrentTimestamp) else node
 
         return sqlglot.parse_one(query, dialect="duckdb").transform(replaced).sql("duckdb")
+
+
+class FoldRequest(NamedTuple):
+    """Keys whose pending events a reader waits to be folded."""
+
+    tail: str  # its name
+    keys: Sequence[Key]
+    done: threading.Event
+
+
+class PendingReader(NamedTuple):
+    """How readers of a snapshot get at its pending events. Nothing of it leads to who folds them."""
+
+    events: PendingEvents
+    lock: threading.Lock  # of the stream's state: a commit moves the position and the events together
+    requests: SimpleQueue[FoldRequest]
+    tail: str  # the name of the one that folds on from the snapshot
+
+    def fold(self, keys: Sequence[Key]) -> None:
+        """Have what is pending of some keys folded: when this returns it is, or it cannot be and is not shown."""
+        request = FoldRequest(self.tail, keys, threading.Event())
+        self.requests.put(request)
+        request.done.wait()

@@ -1,70 +1,34 @@
-"""One version of a state table in memory, and what the changelog brought since: what readers read.
+"""A store's state as readers read it: one version of its table, and what the changelog and the topic brought since.
 
-The version is a table of Arrow columns in the order of the key, so that a key is found by a binary search and a page of a
-scan is a slice: no read is an SQL query. What has changed since is in the overlay, row by row; :mod:`api.replica.tail` folds it.
-The columns have the reducer's own too, so that a fold can go on from them.
+The version is :class:`SortedVersion`. What has changed since is in the overlay, row by row; :mod:`api.replica.tail` folds it.
 """
 
 from __future__ import annotations
 
 import bisect
 import copy
-import datetime as dt
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import duckdb
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-from deltalake import DeltaTable
 
-from api.engine import duck
-from api.engine.cells import cell, value_of, values
-from api.engine.columns import (
-    Columns,
-    Key,
-    count,
-    fitting,
-    joined,
-    keys_of,
-    lines,
-    public,
-    rank_in,
-    size,
-    taken,
-    time_of,
-)
+from api.engine.columns import Columns, Key, count, fitting, joined, lines, size, taken
 from api.engine.deadline import Deadline
-from api.engine.delta import pin, unpin
-from api.engine.duck import quoted
 from api.engine.exact_json import dumps
-from api.engine.shards import Shards
 from api.engine.where import Where
-from api.replica.overlay import ABSENT, UNCHANGED, Overlay, Rows, Spot, Truth
-from statehouse.config.models import Config, Store
-from statehouse.errors import StatehouseError
-from statehouse.fold import Rule
+from api.replica.overlay import ABSENT, UNCHANGED, Overlay, RowRef, Rows, Truth
+from api.replica.pending import PendingReader
+from api.replica.sorted_version import MANY, Row, SortedVersion
 from statehouse.partitioner import text_of
-from statehouse.reducers import ORDER
-from statehouse.spark_sql import TIMES, within_years
-from statehouse.spark_sql import quoted as spark_quoted
-from statehouse.tables import folded, generation, stored_rule, table
-from statehouse.transpile import to_duckdb
 
-SOME = 100_000  # rows of a chunk, where few are expected
-MANY = 32  # rows from which on it takes less time to make them a column at a time
-STRIDE = 64  # a key in so many is kept as Python's values
 BYTES = 1 << 20  # of a page, about
 MOST_BYTES = 16 * BYTES  # that are looked through at once
 SHORTEST, LONGEST = 16, 4096  # rows that a scan takes at once
 AT_ONCE = 5000  # keys that are folded while what is new waits
-Row = dict[str, Any]
-SEARCHED = pa.types.is_large_string, pa.types.is_string, pa.types.is_integer  # kinds of keys that Arrow searches for
 Inside = Callable[[Key], bool]
 
 
@@ -78,41 +42,21 @@ class Pending(NamedTuple):
 
 
 @dataclass(eq=False)
-class Snapshot:
+class Snapshot(SortedVersion):
     """A store as of one version of its state table and, on top, as of a later position of the changelog.
 
-    All None and empty: nothing has been merged yet. A key here is a tuple of values, one for each column of the key (with
-    ``window_start`` last in a windowed store), as :meth:`key` makes it of text.
+    All None and empty: nothing has been merged yet.
     """
 
-    rule: Rule | None = None
-    version: int | None = None
-    generation: int = 0
-    epoch: str = ""  # names the table and its generation: another one is another state, whatever the position
     position: int | None = None
     keys: int = 0
-    columns: Columns = field(default_factory=dict)
-    types: dict[str, str] = field(default_factory=dict)  # DuckDB's, by column
-    size: int = 0  # rows of the version
-    shards: Shards | None = None  # only the keys of these are here; None: all
     overlay: Overlay = field(default_factory=Overlay)  # what has changed since
     ahead: dict[str, int] = field(default_factory=dict)  # what is shown ahead of the changelog is up to these offsets
-    # Keys, without windows, with pending events that have not been folded yet: that is done when somebody asks, by ``fold``.
+    # Keys, without windows, with pending events that have not been folded yet: that is done when somebody asks, by way of ``pending``.
     # Those that came first are first: what is folded together was read together, and is together in memory.
     stale: dict[Key, None] = field(default_factory=dict)
-    fold: Callable[[Sequence[Key]], None] | None = None
-    pending: Callable[[Snapshot, Key], Pending] | None = None  # set where something is ahead of the changelog
+    pending: PendingReader | None = None  # set where something is ahead of the changelog
     lock: threading.Lock = field(default_factory=threading.Lock)  # held to change the overlay, and to go through it
-
-    def __post_init__(self) -> None:
-        self._names = list(self.rule.keys) if self.rule else []
-        self._keys = [self.columns[name] for name in self._names]
-        self._key_cells = [cell(column) for column in self._keys]
-        self._shown = {name: column for name, column in self.columns.items() if not name.startswith("_")}
-        self._cells = [(name, cell(column)) for name, column in self._shown.items()]
-        self._floats = {name for name in self._shown if self.types[name] == "FLOAT"}
-        # A search begins in these, which are Python's, and ends in Arrow's columns.
-        self._marks = keys_of(column[::STRIDE] for column in self._keys)
 
     def get(self, parts: Sequence[str]) -> Row | None:
         """The state of a key, whose parts are given as text; None where it is absent. In a windowed store it is the key
@@ -134,14 +78,6 @@ class Snapshot:
         windows = self.rule is not None and self.rule.store.windows
         return self.windowed(self.windows(key)) if windows else self.now(key)
 
-    def windowed(self, rows: Sequence[Row]) -> Row | None:
-        """The rows of a key's windows as one."""
-        if self.rule is None or not rows:
-            return None
-        names = list(self.rule.key_columns)
-        windows = [{c: v for c, v in row.items() if c not in names} for row in rows]
-        return {**{k: rows[0][k] for k in names}, "windows": windows}
-
     def lookup(self, keys: Sequence[Sequence[str]]) -> list[str | None]:
         """What :meth:`get` gives of each of these, as JSON text."""
         if self.rule is None:
@@ -149,7 +85,7 @@ class Snapshot:
         wanted = [self.key(parts) for parts in keys]
         self._settle(wanted)
         if self.rule.store.windows:
-            return [dumps(found) if (found := self.windowed(self.windows(key))) else None for key in wanted]
+            return [dumps(row) if (row := self.windowed(self.windows(key))) else None for key in wanted]
         return self.lines(wanted)
 
     def lines(self, keys: Sequence[Key]) -> list[str | None]:
@@ -157,31 +93,30 @@ class Snapshot:
         if len(keys) < MANY:
             return [dumps(row) if (row := self.now(key)) else None for key in keys]
         with self.lock:
-            held, known = self.overlay.rows, [self.overlay.spots.get(key) for key in keys]
-        found: list[str | None] = [None] * len(keys)
-        spots = self._spots(keys, known)
-        here = [i for i, spot in enumerate(spots) if spot.row >= 0]
-        there = [i for i, spot in enumerate(spots) if spot.row == UNCHANGED]
-        rows = [held.take([spots[i].row for i in here], self._shown)] if here else []
-        rows += [taken(self._shown, [spots[i].place for i in there])] if there else []
-        made: list[str] = lines(self.public(joined(rows))) if rows else []
-        for i, line in zip(here + there, made, strict=True):
-            found[i] = line
-        return found
+            held, known = self.overlay.rows, [self.overlay.refs.get(key) for key in keys]
+        texts: list[str | None] = [None] * len(keys)
+        refs = self._refs(keys, known)
+        here = [i for i, ref in enumerate(refs) if ref.row >= 0]
+        there = [i for i, ref in enumerate(refs) if ref.row == UNCHANGED]
+        rows = [held.take([refs[i].row for i in here], self._shown)] if here else []
+        rows += [taken(self._shown, [refs[i].place for i in there])] if there else []
+        for i, line in zip(here + there, lines(self.public(joined(rows))) if rows else (), strict=True):
+            texts[i] = line
+        return texts
 
     def now(self, key: Key) -> Row | None:
         """The state of a key (and window) of the form above; None where it is absent."""
         with self.lock:
-            held, spot = self.overlay.rows, self.overlay.spots.get(key)
-        spot = spot or self._spot(key)
-        if spot.row == ABSENT:
+            held, ref = self.overlay.rows, self.overlay.refs.get(key)
+        ref = ref or self._ref(key)
+        if ref.row == ABSENT:
             return None
-        return self._row(*(self._shown, spot.place) if spot.row == UNCHANGED else held.row(spot.row))
+        return self._row(*(self._shown, ref.place) if ref.row == UNCHANGED else held.row(ref.row))
 
     def windows(self, key: Key) -> list[Row]:
         """The states of a key's every window, oldest first."""
-        found = joined(list(self._runs(key, lambda found: found[:-1] == key, wanted=LONGEST)))
-        return [self.shown_row(row) for row in self.rows(found)]
+        rows = joined(list(self._runs(key, lambda window: window[:-1] == key, wanted=LONGEST)))
+        return [self.shown_row(row) for row in self.rows(rows)]
 
     def page(
         self,
@@ -204,32 +139,30 @@ class Snapshot:
         least, inside = bounds
         last = self.key(after) if after is not None else ()
         begun = after is not None and last >= least
-        found: list[Columns] = []
+        rows: list[Columns] = []
         left, room = limit, BYTES
         for run in self._runs(last if begun else least, inside, begun, limit, where, settled, deadline):
             fit = fitting(run, left, room, some=left == limit)
-            found.append({name: column[:fit] for name, column in run.items()})
+            rows.append({name: column[:fit] for name, column in run.items()})
             left -= fit
-            room -= size(found[-1])
+            room -= size(rows[-1])
             if left <= 0 or fit < count(run):
-                return self.public(joined(found)), True
-        return self.public(joined(found)), False
+                return self.public(joined(rows)), True
+        return self.public(joined(rows)), False
 
     def settle(self, least: Key = (), inside: Inside | None = None) -> None:
         """Have what is pending of all keys folded, or of those from a key on and as long as they are ``inside``."""
         if self.stale and self.rule:
             least = least[: len(self.rule.key_columns)]
             with self.lock:
-                found = [key for key in self.stale if key >= least and (inside is None or inside(key))]
-            for first in range(0, len(found), AT_ONCE):
-                self._settle(found[first : first + AT_ONCE])
+                stale = [key for key in self.stale if key >= least and (inside is None or inside(key))]
+            for first in range(0, len(stale), AT_ONCE):
+                self._settle(stale[first : first + AT_ONCE])
 
     def _settle(self, keys: Sequence[Key]) -> None:
         """Have what is pending of some keys folded, where there is any."""
-        fold = self.fold  # once: it is taken away with the last of what is to be folded
-        stale = [key for key in keys if key in self.stale]
-        if stale and fold:
-            fold(stale)
+        if self.pending and (stale := [key for key in keys if key in self.stale]):
+            self.pending.fold(stale)
 
     def unfolded(self, count: int) -> list[Key]:
         """Some keys whose pending events have not been folded yet."""
@@ -246,28 +179,11 @@ class Snapshot:
         assert self.rule is not None
         return [text_of(rows[name][-1].as_py()) for name in self.rule.keys]
 
-    def key(self, parts: Sequence[str]) -> Key:
-        """A key of its parts as text; the first ones will do. Raises ValueError where one is not of its column's type."""
-        return tuple([_value(part, self.types[name]) for name, part in zip(self._names, parts, strict=False)])
-
-    def shown(self) -> dict[str, str]:
-        """The columns that callers see, with their types as Spark writes them."""
-        if self.rule is None:
-            return {}
-        shown = {n: t.replace(f", _order: {ORDER}", "") for n, t in self.rule.state_columns.items()}
-        reset = "BIGINT" if self.rule.ranked else "TIMESTAMP"
-        return {n: reset if n == "reset" else t for n, t in shown.items() if not n.startswith("_")}
-
-    def schema(self) -> pa.Schema:
-        """The same columns as Arrow has them."""
-        none = self.public({name: column[:0] for name, column in self.columns.items()})
-        return pa.schema({name: column.type for name, column in none.items()})
-
     def truth(self) -> Snapshot:
         """This state as the changelog has it, without what is ahead of it."""
-        made = copy.copy(self)
-        made.overlay, made.ahead, made.stale = Truth(self.overlay), {}, {}  # type: ignore[assignment]  # as far as readers go
-        return made
+        truth = copy.copy(self)
+        truth.overlay, truth.ahead, truth.stale = Truth(self.overlay), {}, {}  # type: ignore[assignment]  # as far as readers go
+        return truth
 
     def offsets(self, parts: Sequence[str]) -> dict[str, int] | None:
         """Of a key whose state is ahead of the changelog, up to which offset of each partition; else None."""
@@ -283,59 +199,53 @@ class Snapshot:
             return Pending(self.position)
         key = self.key(parts)
         self._settle([key])  # what cannot be folded is not shown, and is not here either
-        return self.pending(self, key)
+        with self.pending.lock:
+            ahead = self.ahead
+            return Pending(self.position, self.pending.events.of_one(key) if ahead else None, ahead)
 
-    def has(self, parts: Sequence[str]) -> bool:
-        """Whether a key would be here if it were there: whether its shard is."""
-        return self.shards is None or not self.rule or bool(self.shards.kept([self.key(parts)]))
-
-    def ours(self, keys: Iterable[Key]) -> list[Key]:
-        """Those of some keys, without windows, whose shard is here."""
-        return list(keys) if self.shards is None else self.shards.kept(keys)
-
-    def present(self, keys: Sequence[Key]) -> tuple[dict[Key, Spot], Columns]:
+    def present(self, keys: Sequence[Key]) -> tuple[dict[Key, RowRef], Columns]:
         """Where the rows of these keys are by the changelog (in a windowed store those of their every window), and the rows."""
-        spots: dict[Key, Spot] = {}
+        refs: dict[Key, RowRef] = {}
         if self.rule and self.rule.store.windows:
             for key in keys:
                 for place in range(self._place(key), self._place(key, after=True)):
-                    spots[self.key_at(place)] = Spot(place, True, UNCHANGED)
+                    refs[self.key_at(place)] = RowRef(place, True, UNCHANGED)
             with self.lock:
                 overlay, held = self.overlay, self.overlay.rows
                 for key in keys:
                     windows = self._windows_of(key)
-                    spots.update((window, overlay.truth(window) or overlay.spots[window]) for window in windows)
+                    refs.update((window, overlay.truth(window) or overlay.refs[window]) for window in windows)
         else:
             with self.lock:
                 held, known = self.overlay.rows, [self.overlay.truth(key) for key in keys]
-            spots = dict(zip(keys, self._spots(keys, known), strict=True))
-        here = [spot.row for spot in spots.values() if spot.row >= 0]
-        there = [spot.place for spot in spots.values() if spot.row == UNCHANGED]
+            refs = dict(zip(keys, self._refs(keys, known), strict=True))
+        here = [ref.row for ref in refs.values() if ref.row >= 0]
+        there = [ref.place for ref in refs.values() if ref.row == UNCHANGED]
         rows = [taken(self.columns, there)]
-        return spots, joined([*rows, held.take(here, self.columns)] if here else rows)
+        return refs, joined([*rows, held.take(here, self.columns)] if here else rows)
 
     def change(
         self,
         keys: Sequence[Key],
         present: Sequence[bool],
         rows: Columns,
-        spots: Mapping[Key, Spot],
+        refs: Mapping[Key, RowRef],
         position: int | None,
     ) -> None:
         """What the changelog says: put keys into the overlay, with the ``rows`` of those that are present, and move the
-        position: at once, for those who scan. ``spots`` has what is known of where they are. A key that is shown ahead of the
+        position: at once, for those who scan. ``refs`` has what is known of where they are. A key that is shown ahead of the
         changelog stays so."""
         overlay, added = self.overlay, 0
-        changed: dict[Key, Spot] = {}
-        under: dict[Key, Spot] = {}
-        for key, old, now in self._placed(keys, present, overlay.rows.end, spots):
+        changed: dict[Key, RowRef] = {}
+        under: dict[Key, RowRef] = {}
+        for key, old, now in self._placed(keys, present, overlay.rows.end, refs):
             (under if key in overlay.under else changed)[key] = now
             added += (now.row != ABSENT) - (old.row != ABSENT)
         more = overlay.rows.added(rows)
         with self.lock:
             overlay.rows = more
             overlay.under.update(under)
-            overlay.spots.update(changed)
+            overlay.refs.update(changed)
             overlay.tidy()
             self.keys += added
             self.position = position
@@ -345,7 +255,7 @@ class Snapshot:
         one of the former has them folded, the others are shown as the changelog has them. Keys are without windows here."""
         back = self._ahead_of(covered)
         with self.lock:
-            self._back(back)
+            self.overlay.restore(back)
             self._fresh(covered)
             self.stale.update(dict.fromkeys(keys))
             self.overlay.tidy()
@@ -354,44 +264,34 @@ class Snapshot:
     def clear(self) -> None:
         """Nothing is ahead of the changelog any more."""
         with self.lock:
-            self._back(list(self.overlay.under))
+            self.overlay.restore(list(self.overlay.under))
             self.stale.clear()
             self.overlay.tidy()
             self.ahead = {}
 
     def lay(
-        self, of: Iterable[Key], keys: Sequence[Key], present: Sequence[bool], rows: Columns, spots: Mapping[Key, Spot]
+        self, of: Iterable[Key], keys: Sequence[Key], present: Sequence[bool], rows: Columns, refs: Mapping[Key, RowRef]
     ) -> None:
-        """Show keys (and windows) ahead of the changelog: what all that is pending ``of`` some keys makes of them. ``spots`` has
+        """Show keys (and windows) ahead of the changelog: what all that is pending ``of`` some keys makes of them. ``refs`` has
         where they are by the changelog."""
         overlay = self.overlay
-        under: dict[Key, Spot] = {}
-        changed: dict[Key, Spot] = {}
-        for key, old, now in self._placed(keys, present, overlay.rows.end, spots):
+        under: dict[Key, RowRef] = {}
+        changed: dict[Key, RowRef] = {}
+        for key, old, now in self._placed(keys, present, overlay.rows.end, refs):
             under[key], changed[key] = old, now
         back = [window for window in self._ahead_of(of) if window not in under]
         more = overlay.rows.added(rows)
         with self.lock:
             overlay.rows = more
             overlay.under.update(under)
-            overlay.spots.update(changed)
-            self._back(back)
+            overlay.refs.update(changed)
+            self.overlay.restore(back)
             self._fresh(of)
             overlay.tidy()
 
     def _fresh(self, keys: Iterable[Key]) -> None:
         for key in keys:
             self.stale.pop(key, None)
-
-    def _back(self, keys: Iterable[Key]) -> None:
-        """Show keys (and windows) that are shown ahead of the changelog as it has them."""
-        overlay = self.overlay
-        for key in keys:
-            old = overlay.under.pop(key)
-            if old.row == (UNCHANGED if old.there else ABSENT):
-                del overlay.spots[key]
-            else:
-                overlay.spots[key] = old
 
     def _ahead_of(self, keys: Iterable[Key]) -> list[Key]:
         """Those of some keys that are shown ahead of the changelog; in a windowed store their windows that are."""
@@ -405,90 +305,16 @@ class Snapshot:
 
     def _windows_of(self, key: Key) -> Iterator[Key]:
         """A key's windows that have changed, oldest first; for who holds the lock."""
-        return itertools.takewhile(lambda found: found[:-1] == key, self.overlay.spots.irange(key))
+        return itertools.takewhile(lambda window: window[:-1] == key, self.overlay.refs.irange(key))
 
     def _placed(
-        self, keys: Sequence[Key], present: Sequence[bool], number: int, spots: Mapping[Key, Spot]
-    ) -> Iterator[tuple[Key, Spot, Spot]]:
+        self, keys: Sequence[Key], present: Sequence[bool], number: int, refs: Mapping[Key, RowRef]
+    ) -> Iterator[tuple[Key, RowRef, RowRef]]:
         """Where keys are by the changelog, and where they are with rows of the overlay from a number on."""
         for key, is_present in zip(keys, present, strict=True):
-            old = spots.get(key) or self._spot(key)
-            yield key, old, Spot(old.place, old.there, number if is_present else ABSENT)
+            old = refs.get(key) or self._ref(key)
+            yield key, old, RowRef(old.place, old.there, number if is_present else ABSENT)
             number += is_present
-
-    def public(self, columns: Columns) -> Columns:
-        """Rows as callers see them."""
-        rule = self.rule
-        return public(columns, self._floats, bool(rule and rule.store.reducer.per_agent), bool(rule and rule.ranked))
-
-    def shown_row(self, row: Row) -> Row:
-        """A row as callers see it: what :meth:`public` makes of many."""
-        return self._shown_row({n: v for n, v in row.items() if not n.startswith("_")})
-
-    def _shown_row(self, shown: Row) -> Row:
-        if shown.get("reset") is not None:
-            shown["reset"] = (rank_in if self.rule and self.rule.ranked else time_of)(shown["reset"])
-        if self.rule and self.rule.store.reducer.per_agent:
-            # A report of null is a withdrawn one: in the row only so that a late one does not bring it back.
-            standing = (shown["reports"] or {}).items()
-            shown["reports"] = {
-                agent: {"value": r["value"], "event_time": r["event_time"]}
-                for agent, r in standing
-                if r["value"] is not None
-            }
-        return shown
-
-    def rows(self, columns: dict[str, pa.Array]) -> list[Row]:
-        """The rows of some Arrow columns as Python's values."""
-        made = {
-            # As the shortest number that it is (1.1), not as the double next to it (1.100000023841858).
-            name: [None if text is None else float(text) for text in column.cast(pa.string()).to_pylist()]
-            if name in self._floats
-            else values(column)
-            for name, column in columns.items()
-        }
-        return [dict(zip(made, row, strict=True)) for row in zip(*made.values(), strict=True)]
-
-    def _row(self, columns: Columns, place: int) -> Row:
-        """What callers see of a row: the same as ``rows`` of one, in a fraction of the time."""
-        if self._floats:
-            return self._shown_row(self.rows({name: columns[name][place : place + 1] for name in self._shown})[0])
-        if columns is self._shown:
-            return self._shown_row({name: at(place) for name, at in self._cells})
-        return self._shown_row({name: value_of(columns[name][place]) for name in self._shown})
-
-    def _spots(self, keys: Sequence[Key], known: Sequence[Spot | None]) -> list[Spot]:
-        """Where keys are, of which it is known or not: where the version has those of which it is not."""
-        kind = self._keys[0].type
-        if len(keys) < MANY or len(self._keys) > 1 or not any(of_kind(kind) for of_kind in SEARCHED):
-            return [spot or self._spot(key) for key, spot in zip(keys, known, strict=True)]
-        # All at once, in a sixth of the time, and other threads have their turn meanwhile.
-        wanted = pa.array([key[0] for key, spot in zip(keys, known, strict=True) if spot is None], kind)
-        places = pc.search_sorted(self._keys[0], wanted).to_pylist()
-        inside = [place if place < self.size else None for place in places]
-        there = pc.equal(self._keys[0].take(pa.array(inside, pa.int64())), wanted).to_pylist()
-        found = (Spot(p, bool(t), UNCHANGED if t else ABSENT) for p, t in zip(places, there, strict=True))
-        return [spot or next(found) for spot in known]
-
-    def _spot(self, key: Key) -> Spot:
-        """Where the version has a key, if it has it."""
-        place = self._place(key)
-        there = place < self.size and self.key_at(place) == key
-        return Spot(place, there, UNCHANGED if there else ABSENT)
-
-    def key_at(self, index: int) -> Key:
-        """The key at a place of the version."""
-        return tuple([at(index) for at in self._key_cells])
-
-    def _place(self, key: Key, after: bool = False) -> int:
-        """The first place in the version whose key is not before this one (or begins with it), or is ``after`` it."""
-        find, depth = bisect.bisect_right if after else bisect.bisect_left, len(key)
-        first = (lambda mark: mark[:depth]) if depth < len(self._keys) else None
-        mark = find(self._marks, key, key=first)
-        least, most = max(0, mark - 1) * STRIDE, min(mark * STRIDE, self.size)
-        if depth == len(self._keys) == 1:  # the common case, in half the time
-            return find(range(self.size), key[0], least, most, key=self._key_cells[0])
-        return find(range(self.size), key, least, most, key=lambda place: self.key_at(place)[:depth])
 
     def _runs(
         self,
@@ -519,7 +345,7 @@ class Snapshot:
             if changed:
                 (start, last), begun = changed[-1], True
                 until = min(until, last.place + last.there) if full else until
-            rows = self._merged(place, until, held, [spot for _, spot in changed])
+            rows = self._merged(place, until, held, [ref for _, ref in changed])
             if deadline:
                 deadline.check()
             if where is not None:
@@ -536,122 +362,31 @@ class Snapshot:
 
     def _changed(
         self, start: Key, begun: bool, inside: Inside | None, places: range, end: bool, most: int
-    ) -> tuple[Rows, list[tuple[Key, Spot]]]:
+    ) -> tuple[Rows, list[tuple[Key, RowRef]]]:
         """Of the keys that have changed those whose rows come among some of the version, or also after them, at the ``end``."""
-        found: list[tuple[Key, Spot]] = []
+        changed: list[tuple[Key, RowRef]] = []
         with self.lock:
-            spots = self.overlay.spots
-            for key in spots.irange(start, None, (not begun, True)):
-                spot = spots[key]
-                if (spot.place >= places.stop and not end) or (inside is not None and not inside(key)):
+            refs = self.overlay.refs
+            for key in refs.irange(start, None, (not begun, True)):
+                ref = refs[key]
+                if (ref.place >= places.stop and not end) or (inside is not None and not inside(key)):
                     break
-                if spot.place >= places.start:  # else it was added where this has been already
-                    found.append((key, spot))
-                    if len(found) == most:
+                if ref.place >= places.start:  # else it was added where this has been already
+                    changed.append((key, ref))
+                    if len(changed) == most:
                         break
-            return self.overlay.rows, found
+            return self.overlay.rows, changed
 
-    def _merged(self, place: int, until: int, held: Rows, changed: Sequence[Spot]) -> Columns:
+    def _merged(self, place: int, until: int, held: Rows, changed: Sequence[RowRef]) -> Columns:
         """The version's rows from one place to another, with those in between that have changed."""
         if not changed:
             return {name: column[place:until] for name, column in self._shown.items()}
-        gone = [spot.place - place for spot in changed if spot.there and spot.row != UNCHANGED]
-        kept = np.delete(np.arange(place, until), gone)
-        present = [spot for spot in changed if spot.row >= 0]
-        rows = taken(self._shown, kept)
+        gone = [ref.place - place for ref in changed if ref.there and ref.row != UNCHANGED]
+        same = np.delete(np.arange(place, until), gone)
+        present = [ref for ref in changed if ref.row >= 0]
+        rows = taken(self._shown, same)
         if not present:
             return rows
         # One that is not in the version comes before the row at its place; they are in order among themselves.
-        order = np.argsort(np.concatenate([2 * kept + 1, [2 * spot.place for spot in present]]), kind="stable")
-        return taken(joined([rows, held.take([spot.row for spot in present], self._shown)]), order)
-
-
-def _value(text: str, kind: str) -> Any:
-    """A part of a key of its text, in the form of :func:`api.engine.types.canonical`."""
-    if kind == "VARCHAR":
-        return text
-    if kind.endswith("INT") or kind == "INTEGER":
-        return int(text)
-    if kind.startswith("DECIMAL"):
-        return Decimal(text)
-    if kind == "BOOLEAN":
-        return {"true": True, "false": False}[text]
-    if kind == "DATE":
-        return dt.date.fromisoformat(text)
-    if kind.startswith("TIMESTAMP"):
-        return dt.datetime.fromisoformat(text.removesuffix("Z"))
-    raise ValueError(f"found a key of type {kind}")
-
-
-def load(
-    cursor: duckdb.DuckDBPyConnection,
-    config: Config,
-    store: Store,
-    version: int,
-    wanted: str | None = None,
-    shards: Shards | None = None,
-) -> Snapshot:
-    """A version of a store's state table, copied into memory; of ``wanted``, a table of keys, only those, and only those in some
-    ``shards``. The connection is for this alone then."""
-    path = table(config, "state", store.name)
-    delta = DeltaTable(path, version=version)
-    position, rule = folded(delta), stored_rule(delta, store.name)
-    if rule is None:
-        raise StatehouseError(f"{path} has no definition: it was not made by statehouse")
-    names = ", ".join(map(quoted, rule.key_columns))
-    tests = within(rule)
-    if wanted:
-        tests.append(f"({names}) IN (SELECT {names} FROM {wanted})")
-    try:
-        pin(cursor, path, version, "lake")
-        types = duck.types(cursor, "lake")
-        order = ", ".join(map(quoted, rule.keys))
-        # Moments are made plain UTC below: DuckDB asks its calendar for each of them, half of the time that this takes.
-        columns = casts(types, but="TIMESTAMP")
-        chunk = SOME
-        if shards:
-            shards.declare(cursor, "_here")
-            tests = [f"_here({', '.join(_cast(name, types[name]) for name in rule.key_columns)})", *within(rule)]
-        elif not wanted:  # all as one chunk, or they would have to be copied together; but it is allocated at once
-            ((rows,),) = cursor.execute("SELECT count(*) FROM lake").fetchall()
-            chunk = max(1, rows)
-        where = f"WHERE {' AND '.join(tests)}" if tests else ""
-        found = cursor.execute(f"SELECT {columns} FROM lake {where} ORDER BY {order}").to_arrow_table(chunk)
-    finally:
-        unpin(cursor, "lake")
-    made = of_table(found, rule, types)
-    made.version, made.generation, made.position = version, generation(delta), position
-    made.epoch, made.shards = epoch_of(delta), shards
-    return made
-
-
-def within(rule: Rule) -> list[str]:
-    """DuckDB's tests that a row of a state has a key that callers can have: the rows of an earlier version may have windows that begin
-    before the year 1."""
-    kinds = {name: kind for name, kind in rule.keys.items() if kind in TIMES}
-    return [to_duckdb(f"{within_years(spark_quoted(name), kind)} IS NOT NULL") for name, kind in kinds.items()]
-
-
-def epoch_of(delta: DeltaTable) -> str:
-    """What names the state that a table holds: a recovery puts another one in its place, and so does who makes it anew."""
-    return f"{delta.metadata().id:.8}.{generation(delta)}"
-
-
-def casts(types: dict[str, str], but: str = "") -> str:
-    """A select list of columns, each cast to its type (``but`` those of one type); moments become plain UTC."""
-    return ", ".join(quoted(n) if t == but else f"{_cast(n, t)} AS {quoted(n)}" for n, t in types.items())
-
-
-def _cast(name: str, kind: str) -> str:
-    return f"CAST({quoted(name)} AS {kind})"
-
-
-def of_table(found: pa.Table, rule: Rule, types: dict[str, str]) -> Snapshot:
-    """Rows in the order of their keys as a snapshot; a column's moments, if not plain UTC, are made so."""
-    arrays = {name: _one(found[name]) for name in types}
-    return Snapshot(rule, keys=found.num_rows, columns=arrays, types=types, size=found.num_rows)
-
-
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
-    return array.view(pa.timestamp(array.type.unit)) if pa.types.is_timestamp(array.type) else array
+        order = np.argsort(np.concatenate([2 * same + 1, [2 * ref.place for ref in present]]), kind="stable")
+        return taken(joined([rows, held.take([ref.row for ref in present], self._shown)]), order)

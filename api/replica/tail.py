@@ -19,11 +19,11 @@ import pyarrow.compute as pc
 from api.engine.changelog import CHANGELOG, attach, filled
 from api.engine.columns import Columns, Key, keys_of, taken
 from api.engine.delta import pin, unpin
-from api.engine.duck import ROWS, quoted
+from api.engine.duck import ROWS, casts, quoted
 from api.engine.fold import GUARD, Fold, spoken
-from api.replica.overlay import Rows, Spot
-from api.replica.pending import Ahead, changed
-from api.replica.snapshot import Snapshot, casts
+from api.replica.overlay import RowRef, Rows
+from api.replica.pending import PendingEvents, changed_rows
+from api.replica.snapshot import Snapshot
 from statehouse.config.models import Config
 from statehouse.spark_sql import quoted as spark_quoted
 from statehouse.tables import changelog_columns, generation, opened, table
@@ -35,13 +35,13 @@ HOT, HOT_SECONDS = 1000, 10.0
 _numbers = itertools.count()
 
 
-class Made(NamedTuple):
+class FoldResult(NamedTuple):
     """What the changelog makes of some keys up to a version, the ``head``: the arguments of :meth:`api.replica.snapshot.Snapshot.change`,
     and what is to be remembered of those that are absent."""
 
     head: int
     touched: Sequence[Key]  # without windows; of a purge no window may be left
-    spots: Mapping[Key, Spot]
+    refs: Mapping[Key, RowRef]
     keys: Sequence[Key]
     present: Sequence[bool]
     rows: Columns
@@ -61,123 +61,123 @@ class Tail:
         self.changelog = table(config, "changelog", self.stream.name)
         self.name = f"tail{next(_numbers)}"
         self.fold = Fold(self.db, self.rule, self.name)
-        self._ahead: Ahead | None = None
+        self._pending: PendingEvents | None = None
         self._newer: dict[Key, int] = {}  # of keys that are shown as of a later position than the snapshot's: which
         # Keys that were read of late, and until when they are folded without being asked.
         self._hot: dict[Key, float] = {}
-        self._anew: Fold | None = None
+        self._other_fold: Fold | None = None
         self.ready = False  # whether it can go on
-        self.begun()
+        self.begin()
 
-    def begun(self) -> bool:
+    def begin(self) -> bool:
         """Whether it can go on: not before a recovery has written the store's tombstones, too. Asked by one thread."""
         if self.ready:
             return True
         tombstones = table(self.config, "tombstones", self.rule.store.name)
-        kept = opened(tombstones)
-        ready = (generation(kept) if kept else 0) == self.snapshot.generation
-        if kept and ready and kept.version() > 0:
+        delta = opened(tombstones)
+        ready = (generation(delta) if delta else 0) == self.snapshot.generation
+        if delta and ready and delta.version() > 0:
             columns = ", ".join(map(quoted, self.rule.tombstone_columns))
-            scan = pin(self.db, tombstones, kept.version(), "_remembered")
-            self.fold.remember(self._asked(f"SELECT {columns} FROM {scan}"))
+            scan = pin(self.db, tombstones, delta.version(), "_remembered")
+            self.fold.remember(self._query(f"SELECT {columns} FROM {scan}"))
             unpin(self.db, "_remembered")
         self.ready = ready
         return ready
 
-    def made(self, events: pa.Table, head: int) -> Made:
+    def fold_events(self, events: pa.Table, head: int) -> FoldResult:
         """Fold the changelog's rows of (the snapshot's position, head]; nobody sees it yet."""
         if not events.num_rows:
-            return Made(head, (), {}, (), (), {}, None)
+            return FoldResult(head, (), {}, (), (), {}, None)
         self.db.register("_events", events)
         try:
             relation = filled(self.db, "_events", self.stream, events.column_names)
             touched = self._touched(relation)
             if not touched:
-                return Made(head, (), {}, (), (), {}, None)
-            spots, rows = self.snapshot.present(touched)
+                return FoldResult(head, (), {}, (), (), {}, None)
+            refs, before = self.snapshot.present(touched)
             of = None
             if self.snapshot.shards:
                 of = TOUCHED
                 self._name(self.db, touched)
-            made = self.fold.apply(
-                pa.table(rows), relation, lambda: attach(self.db, self.config, self.stream, head), of
+            folded = self.fold.apply(
+                pa.table(before), relation, lambda: attach(self.db, self.config, self.stream, head), of
             )
-            found = self._asked(changed(self.rule, self.types, quoted(made)))
-            return Made(head, touched, spots, *self._split(found), self.fold.absent(head))
+            rows = self._query(changed_rows(self.rule, self.types, quoted(folded)))
+            return FoldResult(head, touched, refs, *self._split(rows), self.fold.absent(head))
         finally:
             self.db.unregister("_events")
             self.db.unregister(TOUCHED)
             unpin(self.db, CHANGELOG)
 
-    def parts(self, made: Made) -> Iterator[Made]:
+    def parts(self, result: FoldResult) -> Iterator[FoldResult]:
         """What was made in parts of some keys each, with their every window, to be shown one by one."""
-        if len(made.touched) <= PART:
-            yield made
+        if len(result.touched) <= PART:
+            yield result
             return
-        depth, part = len(self.rule.key_columns), {key: number // PART for number, key in enumerate(made.touched)}
-        of = np.array([part[key[:depth]] for key in made.keys], int)
-        present = np.array(made.present, bool)
+        depth, part = len(self.rule.key_columns), {key: number // PART for number, key in enumerate(result.touched)}
+        of = np.array([part[key[:depth]] for key in result.keys], int)
+        present = np.array(result.present, bool)
         row = np.cumsum(present) - 1
-        absent = made.absent if made.absent is not None and made.absent.num_rows else None
+        absent = result.absent if result.absent is not None and result.absent.num_rows else None
         gone = np.array([part[key] for key in keys_of(absent[n] for n in self.rule.key_columns)] if absent else [], int)
-        for first in range(0, len(made.touched), PART):
+        for first in range(0, len(result.touched), PART):
             number = first // PART
             here = np.flatnonzero(of == number)
-            yield made._replace(
-                touched=made.touched[first : first + PART],
-                keys=[made.keys[place] for place in here.tolist()],
+            yield result._replace(
+                touched=result.touched[first : first + PART],
+                keys=[result.keys[place] for place in here.tolist()],
                 present=present[here].tolist(),
-                rows=taken(made.rows, row[here[present[here]]]),
+                rows=taken(result.rows, row[here[present[here]]]),
                 absent=absent.take(np.flatnonzero(gone == number)) if absent else None,
-                last=first + PART >= len(made.touched),
+                last=first + PART >= len(result.touched),
             )
 
-    def show(self, made: Made) -> Collection[Key]:
+    def show(self, result: FoldResult) -> Collection[Key]:
         """Put what was made, or a part of it, into the snapshot; the keys (and windows) that the events touch. The position moves with
         the last part: until then some rows are newer than it says."""
-        if made.absent is not None:
-            self.fold.remember(made.absent)
-        position = made.head if made.last else self.snapshot.position
-        self.snapshot.change(made.keys, made.present, made.rows, made.spots, position)
-        self._newer.update(dict.fromkeys(made.touched, made.head))
-        if made.last:
+        if result.absent is not None:
+            self.fold.remember(result.absent)
+        position = result.head if result.last else self.snapshot.position
+        self.snapshot.change(result.keys, result.present, result.rows, result.refs, position)
+        self._newer.update(dict.fromkeys(result.touched, result.head))
+        if result.last:
             self._newer.clear()
-        return made.keys
+        return result.keys
 
-    def lay(self, events: pa.Table, pending: Rows, ahead: dict[str, int]) -> Ahead:
+    def pending(self) -> PendingEvents:
+        """What keeps the events by key that the changelog does not have yet."""
+        self._pending = self._pending or PendingEvents(self.fold, self.stream, self.types)
+        return self._pending
+
+    def lay(self, events: pa.Table, pending: Rows, ahead: dict[str, int]) -> None:
         """Show what events will make of their keys that the changelog does not have yet: all that there are, by their numbers among
-        what is pending. Kafka has them up to some offsets. Gives what keeps them by key.
+        what is pending. Kafka has them up to some offsets.
 
         That is folded when somebody asks for a key, and nothing is kept of it but the row that is shown: it is always the
         changelog's state with the pending events on top.
         """
-        self._ahead = self._ahead or Ahead(self.fold, self.stream, self.types)
-        self._ahead.forget()
-        self.more(events, pending, ahead)
-        return self._ahead
+        self.pending().forget()
+        self.add(events, pending, ahead)
 
-    def more(self, events: pa.Table, pending: Rows, ahead: dict[str, int]) -> None:
+    def add(self, events: pa.Table, pending: Rows, ahead: dict[str, int]) -> None:
         """Show some more, besides those of before."""
-        assert self._ahead
-        touched = self.snapshot.ours(self._ahead.add(events, pending))
+        touched = self.snapshot.ours(self.pending().add(events, pending))
         self.snapshot.pend(touched, ahead)
-        self._settle(self._hot_of(touched))
+        self._fold_pending(self._hot_of(touched))
 
-    def covered(self, offsets: Mapping[int, int]) -> Collection[Key]:
+    def cover(self, offsets: Mapping[int, int]) -> Collection[Key]:
         """The keys of what is pending and before some offsets, by partition: the changelog has that, now or in a moment."""
-        assert self._ahead
-        return self._ahead.cover(offsets)
+        return self.pending().cover(offsets)
 
-    def cover(self, keys: Iterable[Key], ahead: dict[str, int]) -> None:
-        """The changelog's state of some keys is another, and has what is :meth:`covered`: show what else is pending on top of it."""
-        assert self._ahead
-        self._ahead.drop(keys)
+    def rebase(self, keys: Iterable[Key], ahead: dict[str, int]) -> None:
+        """The changelog's state of some keys is another, and has what is covered (:meth:`cover`): show what else is pending on top of it."""
+        self.pending().drop(keys)
         touched = self.snapshot.ours(keys)
-        left = self._ahead.among(touched)
+        left = self.pending().among(touched)
         self.snapshot.pend(left, ahead, set(touched) - left)
-        self._settle(self._hot_of(left))
+        self._fold_pending(self._hot_of(left))
 
-    def settle(self, asked: Sequence[Sequence[Key]]) -> None:
+    def fold_asked(self, asked: Sequence[Sequence[Key]]) -> None:
         """Fold what is pending of the keys that each of some ask for, where that is not done, and show it. Of a key that is asked for
         alone, what comes in the next time is folded at once: who asks again need not wait."""
         stale = self.snapshot.stale
@@ -186,71 +186,70 @@ class Tail:
                 if len(self._hot) == HOT:
                     self._hot.clear()
                 self._hot[keys[0]] = time.monotonic() + HOT_SECONDS
-        self._settle([key for key in dict.fromkeys(itertools.chain(*asked)) if key in stale])
+        self._fold_pending([key for key in dict.fromkeys(itertools.chain(*asked)) if key in stale])
 
-    def settle_some(self, count: int) -> None:
+    def fold_some(self, count: int) -> None:
         """The same of as many keys that nobody asks for, or of all that there are."""
-        self._settle(self.snapshot.unfolded(count))
+        self._fold_pending(self.snapshot.unfolded(count))
 
     def _hot_of(self, keys: Iterable[Key]) -> list[Key]:
         now = time.monotonic()
         return [key for key in keys if self._hot.get(key, now) > now]
 
-    def _settle(self, wanted: Sequence[Key]) -> None:
+    def _fold_pending(self, wanted: Sequence[Key]) -> None:
         if not wanted:
             return
-        assert self._ahead
-        events = self._ahead.of(wanted)
-        spots, rows = self.snapshot.present(wanted)
-        found = self._ahead.rows(events, pa.table(rows))
-        if pc.any(found["_conflict"]).as_py():
+        events = self.pending().of(wanted)
+        refs, rows = self.snapshot.present(wanted)
+        folded = self.pending().rows(events, pa.table(rows))
+        if pc.any(folded["_conflict"]).as_py():
             at: dict[int, list[Key]] = {}
             for key in wanted:
                 at.setdefault(self._newer.get(key, self.snapshot.position or 0), []).append(key)
-            found = pa.concat_tables([self._again(keys, position) for position, keys in at.items()])
-        self.snapshot.lay(wanted, *self._split(found), spots)
+            folded = pa.concat_tables([self._fold_changelog(keys, position) for position, keys in at.items()])
+        self.snapshot.lay(wanted, *self._split(folded), refs)
 
     def close(self) -> None:
         """Drop the fold's tables."""
-        folds = (self.fold, self._anew) if self._anew else (self.fold,)
+        folds = (self.fold, self._other_fold) if self._other_fold else (self.fold,)
         for name in (*(fold.state for fold in folds), self.fold.tombstones):
             self.db.execute(f"DROP TABLE IF EXISTS {quoted(name)}")
-        if self._anew:
-            self._anew.db.close()
-        if self._ahead:
-            self._ahead.close()
+        if self._other_fold:
+            self._other_fold.db.close()
+        if self._pending:
+            self._pending.close()
         self.db.close()
 
     def _touched(self, events: str) -> list[Key]:
         """The keys of the store that some events touch and that are here, without windows."""
         of = ", ".join(map(spark_quoted, self.rule.key_columns))
         touched = to_duckdb(f"SELECT DISTINCT {of} FROM ({self.rule.project(events, guard=GUARD)})")
-        kept = casts({name: self.types[name] for name in self.rule.key_columns})
-        return self.snapshot.ours(keys_of(self._asked(f"SELECT {kept} FROM ({touched})").columns))
+        keys = casts({name: self.types[name] for name in self.rule.key_columns})
+        return self.snapshot.ours(keys_of(self._query(f"SELECT {keys} FROM ({touched})").columns))
 
     def _name(self, db: duckdb.DuckDBPyConnection, keys: Sequence[Key]) -> None:
         """Keys as the relation :data:`TOUCHED`, until it is unregistered."""
         columns = dict(zip(self.rule.key_columns, zip(*keys, strict=True), strict=True))
         db.register(TOUCHED, pa.table({name: list(values) for name, values in columns.items()}))
 
-    def _asked(self, query: str) -> pa.Table:
+    def _query(self, query: str) -> pa.Table:
         return self.db.execute(query).to_arrow_table(ROWS)
 
-    def _split(self, found: pa.Table) -> tuple[list[Key], list[bool], Columns]:
+    def _split(self, folded: pa.Table) -> tuple[list[Key], list[bool], Columns]:
         """The keys (and windows), which of them are present, and the rows of those."""
-        keys, present = keys_of(found[name] for name in self.rule.keys), found["_present"]
-        now = found.filter(present)
+        keys, present = keys_of(folded[name] for name in self.rule.keys), folded["_present"]
+        now = folded.filter(present)
         return keys, present.to_pylist(), {name: now[name].combine_chunks() for name in self.types}
 
-    def _again(self, touched: Sequence[Key], position: int) -> pa.Table:
+    def _fold_changelog(self, touched: Sequence[Key], position: int) -> pa.Table:
         """What is pending on top of the changelog at a position, where a late reset tore a key: from the whole of it."""
-        assert self._ahead
         _, rows = self.snapshot.present(touched)
-        # With a cursor of its own, as :meth:`made` may be at work.
-        fold = self._anew = self._anew or Fold(self.db.cursor(), self.rule, f"{self.name}_anew", self.fold.tombstones)
-        db = fold.db
+        # With a cursor of its own, as :meth:`fold_events` may be at work.
+        if self._other_fold is None:
+            self._other_fold = Fold(self.db.cursor(), self.rule, f"{self.name}_anew", self.fold.tombstones)
+        fold, db = self._other_fold, self._other_fold.db
         self._name(db, touched)
-        db.register(PENDING, self._ahead.of(touched))
+        db.register(PENDING, self.pending().of(touched))
 
         def everything() -> str:
             columns = ", ".join(map(spark_quoted, changelog_columns(self.stream)))
@@ -258,8 +257,8 @@ class Tail:
             return f"(SELECT {columns} FROM {log} UNION ALL SELECT {columns} FROM {PENDING})"
 
         try:
-            made = fold.apply(pa.table(rows), PENDING, everything, TOUCHED)
-            return db.execute(changed(self.rule, self.types, quoted(made))).to_arrow_table(ROWS)
+            folded = fold.apply(pa.table(rows), PENDING, everything, TOUCHED)
+            return db.execute(changed_rows(self.rule, self.types, quoted(folded))).to_arrow_table(ROWS)
         finally:
             db.unregister(TOUCHED)
             db.unregister(PENDING)

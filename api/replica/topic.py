@@ -1,48 +1,239 @@
-"""Which topic there is by a stream's topic's name. Kafka's client follows a name: a topic that is deleted and made again goes on for it as
-if nothing had been. Its id tells, and has to be asked for.
+"""A stream's topic, read by each process itself: what is in it is shown ahead of the changelog (:mod:`api.replica.provisional`).
+
+Only records are events. What was aborted, compacted away, or marks a transaction has an offset and is no record: how far the topic is
+read, Kafka's client says at its end (``_PARTITION_EOF``).
+
+Offsets are of one topic. Of a topic that was deleted and made again nothing is shown: its id is asked for after records were read, and
+before they are shown, unless that was done a moment ago.
+
+Where events come faster than they can be shown, or too many are pending, it steps aside: what is shown stays until the changelog has
+overtaken it, and it goes on from there when there is little left to read.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
+from collections.abc import Sequence
+from enum import Enum
 from typing import Any
 
-from confluent_kafka.admin import AdminClient
+import sqlglot
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
 
-from statehouse.errors import KafkaUnavailable
-from statehouse.kafka import Topic, find_topic, librdkafka
+from api.replica.arrivals import records
+from api.replica.locks import ChangeSignal
+from api.replica.lookout import Lookout
+from api.replica.priority import FOLD_PRIORITY, PollInterval
+from api.replica.provisional import ProvisionalState
+from statehouse.config.models import Config, Stream
+from statehouse.errors import KafkaUnavailable, TopicRecreated
+from statehouse.formats.wire import ID_HEADER, ids_of
+from statehouse.kafka import Topic, librdkafka, recreated
 
-TIMEOUT, AWAY_SECONDS = 1.0, 1.0
+IDLE = 0.2  # seconds to wait for a first event; for more of them, see PollInterval
+AT_ONCE = 2000  # events of one fold
+PENDING = 250_000  # events that are shown ahead of the changelog at the most
+BEHIND = 100_000  # events that are in the topic and not read yet, from which on it steps aside
+PARTITIONS_SECONDS, ASIDE_SECONDS, AGAIN_SECONDS = 5.0, 1.0, 1.0
+# How long ago the topic's id was asked for, at most, where its records are shown. To delete a topic, to make it again, to fill it and
+# for Kafka's client to go on there takes longer.
+SAME_SECONDS = 0.1
+log = logging.getLogger("statehouse.api")
 
 
-class Lookout:
-    """Asks for one topic; thread-safe. Who comes while another asks has the same answer."""
+class State(str, Enum):
+    """What is done with a topic, as ``GET /stores/{store}`` says it. It begins ``OFF``."""
 
-    def __init__(self, properties: dict[str, Any], topic: str) -> None:
-        self._properties, self._topic = properties, topic
-        self._admin: AdminClient | None = None
-        self._asking = threading.Lock()
-        self._found: Topic | None = None
-        self._asked = float("-inf")  # when the answer was asked for
-        self._away: KafkaUnavailable | None = None
-        self._failed = float("-inf")
+    FOLLOWING = "following"  # what comes is shown
+    ASIDE = "aside"  # there is too much of it; what is shown stays
+    AWAY = "away"  # Kafka, or what is needed to read its records; tried again
+    RECREATED = "recreated"  # it is another topic of the same name, of which nothing is shown; looked for again
+    OFF = "off"  # it is not followed, or not any more: its records cannot be read here
 
-    def find(self, age: float) -> Topic | None:
-        """The topic as it was at most ``age`` seconds ago; None where there is none. Raises KafkaUnavailable, for a moment also
-        without asking again."""
-        with self._asking:
-            now = time.monotonic()
-            if now - self._asked <= age:
-                return self._found
-            if self._away and now - self._failed < AWAY_SECONDS:
-                raise self._away
-            if self._admin is None:
-                self._admin = AdminClient({"reconnect.backoff.max.ms": 1000, **librdkafka(self._properties)})
+
+TRANSITIONS = {
+    State.OFF: {State.FOLLOWING, State.AWAY, State.RECREATED},
+    State.FOLLOWING: {State.ASIDE, State.AWAY, State.RECREATED, State.OFF},
+    State.ASIDE: {State.FOLLOWING, State.AWAY, State.RECREATED},
+    State.AWAY: {State.FOLLOWING, State.RECREATED},
+    State.RECREATED: {State.FOLLOWING, State.AWAY},
+}
+
+
+class TopicFollower:
+    """Follows one stream's topic in a thread of its own, for what its stores show ahead of the changelog."""
+
+    def __init__(self, config: Config, stream: Stream, provisional: ProvisionalState, changes: ChangeSignal) -> None:
+        self.state = State.OFF
+        self.error: str | None = None  # why nothing of what is in the topic is shown
+        self._config, self._stream, self._provisional, self._changes = config, stream, provisional, changes
+        self._lookout = Lookout(config.kafka, stream.topic)
+        self._stop = threading.Event()
+
+    def start(self) -> None:
+        """Follow the topic in the background."""
+        threading.Thread(target=self._run, name=f"live {self._stream.name}", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the thread; what is shown stays."""
+        self._stop.set()
+
+    def recreated(self) -> str | None:
+        """That the topic is not the one that the changelog is of, as of a moment ago; None where it is, or cannot be known."""
+        if self._provisional.topic_id is None:
+            return None
+        try:
+            return recreated(self._stream.topic, self._provisional.topic_id, self._lookout.find(SAME_SECONDS))
+        except KafkaUnavailable:
+            return self.error
+
+    def status(self) -> dict[str, Any]:
+        """What ``GET /stores/{store}`` says of it; ``pending`` are events, ``behind`` offsets. None: what there is is of another topic."""
+        behind = self._provisional.behind
+        lag_ms = max(0, round((time.time() - self._provisional.newest) * 1000)) if behind else 0
+        return {
+            "state": self.state.value,
+            "offsets": {str(p): o for p, o in sorted(dict(self._provisional.read).items())},
+            "pending": self._provisional.pending,
+            "behind": None if self.error else behind,
+            "lag_ms": None if self.error else lag_ms,
+        }
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
             try:
-                self._found = find_topic(self._properties, self._topic, TIMEOUT, self._admin)
-            except KafkaUnavailable as error:
-                self._away, self._failed = error, time.monotonic()
+                if self._provisional.covered is None:  # nothing to show it on top of
+                    self._stop.wait(IDLE)
+                    continue
+                self._check(AGAIN_SECONDS)
+                consumer = self._consumer()
+                try:
+                    self._follow(consumer)
+                finally:
+                    consumer.close()
+            except (KeyboardInterrupt, SystemExit):
                 raise
-            self._asked = now
-            return self._found
+            except sqlglot.errors.SqlglotError as error:
+                log.info("stream %s is not followed ahead of its changelog: %s", self._stream.name, error)
+                self._become(State.OFF)
+                return
+            except TopicRecreated as error:
+                self._rest(State.RECREATED, str(error))
+            except BaseException as error:
+                self._rest(State.AWAY, f"{error}; trying again")
+
+    def _become(self, state: State) -> None:
+        """Raises ValueError where one state cannot follow the other."""
+        if state is not self.state and state not in TRANSITIONS[self.state]:
+            raise ValueError(f"found {state.value} after {self.state.value}")
+        self.state = state
+
+    def _rest(self, state: State, reason: str) -> None:
+        if self.state is not state:
+            log.warning("stream %s: %s", self._stream.name, reason)
+        self._become(state)
+        self._stop.wait(AGAIN_SECONDS)
+
+    def _consumer(self) -> Consumer:
+        return Consumer(
+            {
+                "fetch.wait.max.ms": 100,
+                "queued.max.messages.kbytes": 16_384,
+                "reconnect.backoff.max.ms": 1000,
+                **librdkafka(self._config.kafka),
+                "group.id": "statehouse-live",  # wanted by the client, and not used: nothing is committed
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+            }
+        )
+
+    def _check(self, age: float) -> Topic | None:
+        """The topic, as it was at most ``age`` seconds ago; None where there is none. Raises KafkaUnavailable, and TopicRecreated where it
+        is not the one that the changelog, or what is pending, is of: then nothing is shown of either."""
+        topic = self._lookout.find(age)
+        self.error = self._provisional.is_of(topic)
+        if self.error is None:
+            return topic
+        self._changes.send()
+        raise TopicRecreated(self.error)
+
+    def _follow(self, consumer: Consumer) -> None:
+        assigned: set[int] = set()
+        interval = PollInterval()
+        while not self._stop.is_set() and self._provisional.covered is not None:
+            topic = self._check(PARTITIONS_SECONDS)
+            self._become(State.FOLLOWING)
+            partitions = set(topic.partitions) if topic else set()
+            if partitions != assigned:
+                self._assign(consumer, partitions)
+                assigned = partitions
+            first = consumer.poll(IDLE)
+            # One without a payload is false to Python.
+            messages = [] if first is None else [first, *consumer.consume(AT_ONCE - 1, interval.wait())]
+            if arrived := [message for message in messages if message.error() is None]:
+                self._check(SAME_SECONDS)
+                self._learn(arrived)
+                with (
+                    interval.round(),
+                    FOLD_PRIORITY,
+                ):  # once in a round: whenever it is left, the loop takes the interpreter
+                    self._provisional.arrived(records(arrived))
+            if ends := _ends(messages):
+                self._provisional.reached(ends)
+            self._measure(consumer, assigned, cached=True)
+            if self._too_many(1.0):
+                self._measure(consumer, assigned, cached=False)  # what is in an open transaction cannot be read yet
+            if self._too_many(1.0):
+                self._step_aside(consumer, assigned)
+                self._assign(consumer, assigned)
+            elif self._provisional.overtaken():
+                self._assign(consumer, assigned)
+
+    def _learn(self, messages: Sequence[Message]) -> None:
+        """Ask for the schemas that records have and nobody knows, before the loop is to wait: it would wait for the registry."""
+        if self._stream.registered:
+            named = ((message.value(), dict(message.headers() or ()).get(ID_HEADER)) for message in messages)
+            self._provisional.learn(ids_of(named))
+
+    def _assign(self, consumer: Consumer, partitions: set[int]) -> None:
+        """Read on from what is read or covered; a partition of which nothing is, from its beginning."""
+        self._provisional.skip()
+        start = {p: self._provisional.read.get(p, OFFSET_BEGINNING) for p in partitions}
+        consumer.assign([TopicPartition(self._stream.topic, p, offset) for p, offset in start.items()])
+
+    def _measure(self, consumer: Consumer, partitions: set[int], cached: bool) -> None:
+        """Find out where the partitions end. ``cached`` is what the last fetch has said, which costs nothing: it counts transactions that
+        are open, but for a partition whose end is reached."""
+        for partition in partitions:
+            if cached and self._provisional.at_end(partition):
+                continue
+            topic = TopicPartition(self._stream.topic, partition)
+            watermarks = consumer.get_watermark_offsets(topic, timeout=1.0, cached=cached)
+            if watermarks and watermarks[1] >= 0:
+                self._provisional.ends[partition] = watermarks[1]
+
+    def _too_many(self, share: float) -> bool:
+        """Whether more than a share of the limits is left to read, or pending."""
+        return self._provisional.unread() > share * BEHIND or self._provisional.pending > share * PENDING
+
+    def _step_aside(self, consumer: Consumer, partitions: set[int]) -> None:
+        self._become(State.ASIDE)
+        log.info("stream %s: more events than can be shown ahead of the changelog", self._stream.name)
+        consumer.unassign()
+        while not self._stop.wait(ASIDE_SECONDS) and self._too_many(0.5):
+            self._check(PARTITIONS_SECONDS)
+            self._measure(consumer, partitions, cached=False)
+
+
+def _ends(messages: Sequence[Message]) -> dict[int, int]:
+    """Where the ends of partitions are that the client has come to."""
+    ends: dict[int, int] = {}
+    for message in messages:
+        error, partition, offset = message.error(), message.partition(), message.offset()
+        if error and error.code() == KafkaError._PARTITION_EOF and partition is not None and offset is not None:
+            ends[partition] = offset
+    return ends

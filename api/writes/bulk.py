@@ -13,7 +13,6 @@ from api.writes.producer import Record
 from statehouse.config.models import Store
 from statehouse.fold import Rule
 
-MIMETYPE = "application/x-ndjson"
 MOST_LINES = 10_000
 SHOWN = 20  # wrong lines in one answer
 SUCH_AS = '{"key": "k", "value": 1} or {"key": "k", "delete": true}'

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from api.engine.places import Places
 from api.errors import Problem
 
 HEADER = "statehouse-idempotency-key"
@@ -42,7 +43,7 @@ class Idempotency:
         self._most, self._seconds, self._now = most, seconds, now
         self._writes: OrderedDict[Hashable, _Write] = OrderedDict()  # the oldest first
         self._lock = threading.Lock()
-        self._places = threading.BoundedSemaphore(waiting)
+        self._places = Places(waiting, "too many repeats wait for their first request's answer already")
 
     def once(self, key: Hashable, request: Hashable, send: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """What ``send`` gives the first time; later, and at the same time, that same answer.
@@ -63,12 +64,8 @@ class Idempotency:
             raise Problem(422, "idempotency-key-reused", detail)
         if write.answer.done():
             return write.answer.result()
-        if not self._places.acquire(blocking=False):
-            raise Problem(503, "busy", "too many repeats wait for their first request's answer already")
-        try:
+        with self._places:
             return write.answer.result()
-        finally:
-            self._places.release()
 
     def _first(self, key: Hashable, write: _Write, send: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         try:

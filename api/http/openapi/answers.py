@@ -7,6 +7,7 @@ from typing import Any
 from api.http.openapi.contract import Parameter, Place
 from api.http.openapi.schemas import ANY, COUNT, TEXT, Schema, cursor_pattern, integer, matching, nullable, shown
 from api.reads.lake import CHANGES
+from api.replica.topic import State
 
 POSITION: Schema = {
     "type": ["integer", "null"],
@@ -175,7 +176,7 @@ def status(place: Place) -> Schema:
         "freshness": {"type": "string", "enum": ["live", "changelog", "state"]},
         "live": record(
             {
-                "state": {"type": "string", "enum": ["following", "aside", "away", "recreated", "off"]},
+                "state": {"type": "string", "enum": [state.value for state in State]},
                 "offsets": OFFSETS,
                 "pending": {**COUNT, "description": "events that are shown and not in the changelog yet"},
                 "behind": {**nullable(COUNT), "description": "offsets of the topic that are not shown"},

@@ -18,18 +18,20 @@ from deltalake import DeltaTable
 from api.engine import duck
 from api.engine.columns import Columns, Key, count, fitting, keys_of
 from api.engine.deadline import Deadline
-from api.engine.duck import ROWS, quoted
+from api.engine.duck import ROWS, casts, quoted
 from api.engine.exact_json import dumps
 from api.engine.pool import Pool
 from api.engine.where import Where
-from api.replica.snapshot import BYTES, Inside, Row, Snapshot, casts, epoch_of, within
+from api.replica.snapshot import BYTES, Inside, Snapshot
+from api.replica.sorted_version import Row
+from api.replica.storage import epoch_of, within
 from statehouse.config.models import Config, Store
 from statehouse.errors import StatehouseError
 from statehouse.tables import folded, generation, rows_and_bytes, stored_rule, table
 
 
 @dataclass(eq=False)
-class Direct(Snapshot):
+class ReadThrough(Snapshot):
     """A version of a store's table that stays where it is."""
 
     pool: Pool | None = None
@@ -45,7 +47,7 @@ class Direct(Snapshot):
 
     def lookup(self, keys: Sequence[Sequence[str]]) -> list[str | None]:
         """As :meth:`Snapshot.lookup`, in one query."""
-        return [dumps(found) if found else None for found in self._find_all(keys)]
+        return [dumps(row) if row else None for row in self._find_all(keys)]
 
     def _find_all(self, keys: Sequence[Sequence[str]]) -> list[Row | None]:
         if self.rule is None or not keys:
@@ -55,12 +57,12 @@ class Direct(Snapshot):
         marks = ", ".join(f"({', '.join('?' * len(names))})" for _ in wanted)
         of = ", ".join(map(quoted, names))
         condition = f"({of}) IN ({marks})" if len(wanted) > 1 else f"({of}) = {marks}"
-        found: dict[Key, list[Row]] = {}
+        rows: dict[Key, list[Row]] = {}
         for row in self.rows(self._select([condition], [value for key in wanted for value in key])):
-            found.setdefault(tuple(row[n] for n in names), []).append(self.shown_row(row))
+            rows.setdefault(tuple(row[n] for n in names), []).append(self.shown_row(row))
         if self.rule.store.windows:
-            return [self.windowed(found.get(key, [])) for key in wanted]
-        return [found[key][0] if key in found else None for key in wanted]
+            return [self.windowed(rows.get(key, [])) for key in wanted]
+        return [rows[key][0] if key in rows else None for key in wanted]
 
     def page(
         self,
@@ -86,11 +88,10 @@ class Direct(Snapshot):
         if where:
             conditions.append(where.sql)
             bound += where.bound
-        found = self._select(conditions, bound, limit, deadline)
-        more = count(found) == limit
-        fit = fitting(found, limit, BYTES, some=True)
-        more = more or fit < count(found)
-        rows = self.public({name: column[:fit] for name, column in found.items()})
+        selected = self._select(conditions, bound, limit, deadline)
+        fit = fitting(selected, limit, BYTES, some=True)
+        more = count(selected) == limit or fit < count(selected)
+        rows = self.public({name: column[:fit] for name, column in selected.items()})
         if inside is not None:
             ends = sum(1 for _ in itertools.takewhile(inside, keys_of(rows[name] for name in self.rule.keys)))
             more = more and ends == count(rows)
@@ -109,11 +110,11 @@ class Direct(Snapshot):
         text = f"WHERE {' AND '.join(tests)}" if tests else ""
         order = f"ORDER BY {', '.join(map(quoted, self.rule.keys))}" + (f" LIMIT {int(limit)}" if limit else "")
         with self.pool.table(self.path, self.version) as (db, name), deadline.over(db) if deadline else nullcontext():
-            found = db.execute(f"SELECT {casts(self.types)} FROM {name} {text} {order}", bound).to_arrow_table(ROWS)
-        return {name: found[name].combine_chunks() for name in self.types}
+            rows = db.execute(f"SELECT {casts(self.types)} FROM {name} {text} {order}", bound).to_arrow_table(ROWS)
+        return {name: rows[name].combine_chunks() for name in self.types}
 
 
-def of_table(pool: Pool, config: Config, store: Store, version: int) -> Direct:
+def of_table(pool: Pool, config: Config, store: Store, version: int) -> ReadThrough:
     """A version of a store's table as what callers read. Raises StatehouseError where it is not one of ours."""
     path = table(config, "state", store.name)
     delta = DeltaTable(path, version=version)
@@ -123,12 +124,12 @@ def of_table(pool: Pool, config: Config, store: Store, version: int) -> Direct:
     with pool.table(path, version) as (db, name):
         types = duck.types(db, name)
         none = db.execute(f"SELECT {casts(types)} FROM {name} LIMIT 0").to_arrow_table(ROWS)
-    return Direct(
+    return ReadThrough(
         rule,
         version,
         generation(delta),
         epoch_of(delta),
-        folded(delta),
+        position=folded(delta),
         keys=rows_and_bytes(path, version)[0],
         columns={n: pa.array([], none[n].type) for n in types},
         types=types,
