@@ -12,10 +12,10 @@ import pytest
 
 from statehouse.config.file import load
 from statehouse.config.models import Config
-from tests.lakes import base, filled
-from tests.records import free_port
-from tests.services import tried
 from tests.support import balance, depth, slow
+from tests.support.lakes import base, filled
+from tests.support.records import free_port
+from tests.support.services import tried
 
 depth.load_profile()
 # Of the processor's time that a JVM takes for the few steps of one test, half goes into compiling them for speed. So

@@ -21,9 +21,9 @@ from api.errors import Problem
 from api.writes import bulk, producer
 from statehouse.config.models import Api
 from statehouse.kafka import create_topic
-from tests.test_api_lake import configured, rule
-from tests.test_api_reads import STRANGE, problem
-from tests.test_api_writes import made
+from tests.api.test_reads import STRANGE, problem
+from tests.api.test_writes import made
+from tests.support.api_lake import configured, rule
 
 TOPICS = {"reports": "bulk-reports", "sales": "bulk-sales"}
 

@@ -32,12 +32,12 @@ from jobs.recover import recover
 from statehouse.config.file import load
 from statehouse.config.models import Config
 from statehouse.tables import GENERATION, table
-from tests.lakes import drawn
-from tests.records import SCHEMA, control, record
+from tests.api.test_reads import problem
+from tests.api.test_server import serving, stopped
+from tests.support.api_lake import MOMENT, Sales, State, configured, eventually
 from tests.support.depth import sized
-from tests.test_api_lake import MOMENT, Sales, State, configured, eventually
-from tests.test_api_reads import problem
-from tests.test_api_server import serving, stopped
+from tests.support.lakes import drawn
+from tests.support.records import SCHEMA, control, record
 
 
 class Follower(threading.Thread):

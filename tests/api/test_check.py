@@ -6,7 +6,7 @@ from pathlib import Path
 
 from api.engine.check import check
 from statehouse.config.file import load
-from tests.test_api_lake import KINDS, configured, rule
+from tests.support.api_lake import KINDS, configured, rule
 
 FILE = """\
 streams:

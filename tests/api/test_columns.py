@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from api.engine.columns import lines, listed, ndjson, texts
 from api.engine.exact_json import dumps
 from api.replica.snapshot import Snapshot, of_table
-from tests.test_api_lake import configured, rule
+from tests.support.api_lake import configured, rule
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 TIMES = st.datetimes(dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31))

@@ -12,7 +12,7 @@ from flask.testing import FlaskClient
 
 from api import create_app
 from api.http import compress
-from tests.test_api_lake import State, configured
+from tests.support.api_lake import State, configured
 
 PATH = "/stores/last/keys"
 CODERS: dict[str | None, Callable[[bytes], bytes]] = {

@@ -27,8 +27,8 @@ from api.console.words import sentence
 from api.http.access import CSRF
 from statehouse.config.file import load
 from statehouse.config.models import Config
-from tests.oracle import fold
-from tests.test_api_lake import MOMENT, Sales, State, changelog, configured, eventually, reset_of
+from tests.support.api_lake import MOMENT, Sales, State, changelog, configured, eventually, reset_of
+from tests.support.oracle import fold
 
 HTML = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 SCRIPT = "<script>alert('x')</script>"

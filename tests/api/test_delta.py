@@ -11,7 +11,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from api.engine import delta, duck
 from api.engine.delta import parts, pin, unpin
-from tests.test_api_lake import MOMENT, ORDER, TIME
+from tests.support.api_lake import MOMENT, ORDER, TIME
 
 REPORT = pa.struct([("value", pa.int32()), ("_order", ORDER)])
 SCHEMA = pa.schema(

@@ -12,7 +12,7 @@ import pytest
 from api.replica import disk
 from api.replica.replica import Replica
 from statehouse.config.models import Config
-from tests.test_api_lake import State, configured
+from tests.support.api_lake import State, configured
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import duckdb
 import pytest
 
 from api.engine import duck
-from tests.test_api_lake import State, configured
+from tests.support.api_lake import State, configured
 
 
 @pytest.mark.parametrize("root", ["lake", "elsewhere/../lake", "link/lake"])

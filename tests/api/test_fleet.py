@@ -35,11 +35,11 @@ from api.fleet.membership import ranked
 from statehouse.config.file import load
 from statehouse.config.models import Config
 from statehouse.partitioner import murmur2, text
-from tests.records import children, free_port
+from tests.api.test_changes import Follower
+from tests.api.test_reads import STRANGE
+from tests.support.api_lake import MOMENT, YAML, Sales, State, eventually
 from tests.support.depth import sized
-from tests.test_api_changes import Follower
-from tests.test_api_lake import MOMENT, YAML, Sales, State, eventually
-from tests.test_api_reads import STRANGE
+from tests.support.records import children, free_port
 
 SHARDS = 12
 JAVA = {  # of org.apache.kafka.common.utils.UtilsTest.testMurmur2

@@ -12,8 +12,8 @@ import pytest
 from api.engine import duck
 from api.replica import arrivals
 from statehouse.errors import RegistryUnavailable
-from tests.avro import encoded
-from tests.registry import SchemaRegistry
+from tests.support.avro import encoded
+from tests.support.registry import SchemaRegistry
 
 SCHEMA = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}
 NEWER = {**SCHEMA, "fields": [*SCHEMA["fields"], {"name": "more", "type": "string"}]}

@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, TopicPartition
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.services import MAX_KEY, ODD, TOKENS, TOPIC, Service
+from tests.support.services import MAX_KEY, ODD, TOKENS, TOPIC, Service
 
 SENT = 65_536  # bytes of a request's head that the server takes in any case
 PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~!$&'()*+,;=:@/?%")

@@ -17,9 +17,9 @@ from api import create_app
 from api.errors import Problem
 from api.writes import producer
 from api.writes.idempotency import Idempotency
-from tests.test_api_bulk import everything, post
-from tests.test_api_reads import problem
-from tests.test_api_writes import made
+from tests.api.test_bulk import everything, post
+from tests.api.test_reads import problem
+from tests.api.test_writes import made
 
 
 @pytest.fixture(scope="module")

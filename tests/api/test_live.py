@@ -34,10 +34,10 @@ from statehouse.kafka import create_topic, end_offsets, find_topic, partitions
 from statehouse.records import decoder_for
 from statehouse.tables import DEFINITION, EVENT_COLUMNS, POSITION, definition_of, metadata, table
 from statehouse.transpile import duckdb_type
-from tests.lakes import right, written
-from tests.records import SCHEMA, control, iso, produce, stamp
+from tests.support.api_lake import eventually
 from tests.support.depth import first
-from tests.test_api_lake import eventually
+from tests.support.lakes import right, written
+from tests.support.records import SCHEMA, control, iso, produce, stamp
 
 T0 = 1_700_000_000_000_000
 PARTITIONS = (0, 1, 2)
@@ -100,7 +100,7 @@ class Event:
         return {**own, **place, "_op": self.op, "_key": self.key, "_store": store, "_value": value}
 
     def meant(self, n: int) -> tuple[str, tuple[str, ...], dict[str, Any]]:
-        """As tests.lakes.right wants it."""
+        """As tests.support.lakes.right wants it."""
         order = (self.time, self.partition, self.offset)
         return self.key, self.stores, {"op": self.op, "agent": self.agent, "n": n, "order": order}
 

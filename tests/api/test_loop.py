@@ -17,7 +17,7 @@ from api.http.context import GONE
 from api.server import protocol
 from api.server.protocol import ROOM, Connection, Limits, Said, in_ascii, parts, said, settings
 from api.server.room import Room
-from tests.test_api_lake import eventually
+from tests.support.api_lake import eventually
 
 LIMITS = Limits(head=10_000, body=2_000_000, seconds=20)
 HOST = b"Host: localhost\r\n"

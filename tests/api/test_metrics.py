@@ -19,9 +19,9 @@ from api import create_app
 from api.http.metrics import Reads
 from statehouse.config.models import Config
 from statehouse.tables import table
-from tests.test_api_lake import State, changelog, configured, eventually
-from tests.test_api_reads import problem
-from tests.test_api_server import get, serving, stopped
+from tests.api.test_reads import problem
+from tests.api.test_server import get, serving, stopped
+from tests.support.api_lake import State, changelog, configured, eventually
 
 Samples = dict[tuple[str, frozenset], float]
 

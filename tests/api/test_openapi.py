@@ -15,11 +15,11 @@ from flask import Flask
 from schemathesis.specs.openapi.definitions import OPENAPI_31_VALIDATOR
 
 from api import create_app
-from tests.services import TOKENS, Service
+from tests.api.test_reads import problem
+from tests.api.test_tokens import READER, bearing, with_tokens
+from tests.support.api_lake import State, configured
 from tests.support.depth import FULL, sized
-from tests.test_api_lake import State, configured
-from tests.test_api_reads import problem
-from tests.test_api_tokens import READER, bearing, with_tokens
+from tests.support.services import TOKENS, Service
 
 UNMERGED = ("alarm", "names")
 
@@ -57,7 +57,7 @@ def test_every_route_is_declared(app: Flask) -> None:
 
 
 def test_every_route_is_in_the_reference(app: Flask) -> None:
-    reference = (Path(__file__).parents[1] / "docs/reference.md").read_text()
+    reference = (Path(__file__).parents[2] / "docs/reference.md").read_text()
     for route in app.url_map.iter_rules():
         path = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", route.rule)
         short = path.replace("/stores/{store}/keys/{key}/", "…/keys/{key}/")
@@ -143,7 +143,7 @@ def test_tokens(tmp_path: Path) -> None:
         app.extensions["statehouse"].replica.stop()
 
 
-HERE = Path(__file__).parent
+TOP = Path(__file__).parents[2]
 # Not at full depth a few examples of some stores: one of each kind of route.
 EXAMPLES = sized(6, 300)
 SOME = "^/[^/]*$|^/streams/|^/tasks|^/stores/(votes|money|hours)"
@@ -152,11 +152,18 @@ SOME = "^/[^/]*$|^/streams/|^/tasks|^/stores/(votes|money|hours)"
 @pytest.mark.slow
 def test_a_fuzzer_finds_nothing(tried: Service, tmp_path: Path) -> None:
     """All of schemathesis' checks on a service that runs; see schemathesis.toml and schemathesis_hooks.py."""
-    command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(HERE / "schemathesis.toml"), "run"]
+    command = [
+        sys.executable,
+        "-m",
+        "schemathesis.cli",
+        "--config-file",
+        str(TOP / "tests/support/schemathesis.toml"),
+        "run",
+    ]
     command += [f"{tried.url}/openapi.json", "-H", f"Authorization: Bearer {TOKENS['all']}", "--no-color"]
     command += ["--continue-on-failure", "--checks", "all", "--max-examples", str(EXAMPLES)]
     command += [] if FULL else ["--include-path-regex", SOME, "--seed", "1"]  # CI is no lottery
-    hooks = {"SCHEMATHESIS_HOOKS": "tests.schemathesis_hooks", "PYTHONPATH": str(HERE.parent)}
+    hooks = {"SCHEMATHESIS_HOOKS": "tests.support.schemathesis_hooks", "PYTHONPATH": str(TOP)}
     done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **hooks}, capture_output=True, text=True)
     found = [line[:2000] for line in done.stdout.splitlines()]
     assert done.returncode == 0, "\n".join(found[:400]) + done.stderr[-2000:]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from api.replica.overlay import ABSENT, NUMBER, SPARE, Overlay, Rows, Spot, Spots
 from api.replica.snapshot import MANY, SEARCHED, of_table
 from statehouse.fold import Rule
-from tests.lakes import written
+from tests.support.lakes import written
 
 
 def some(values: list[int]) -> dict[str, pa.Array]:

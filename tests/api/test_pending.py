@@ -19,11 +19,11 @@ from api.replica.locks import Turn
 from api.replica.pending import Ahead
 from api.replica.replica import Replica
 from statehouse.config.models import Config
-from tests.lakes import right, written
-from tests.oracle import history, standing
-from tests.records import free_port, iso
-from tests.test_api_lake import eventually
-from tests.test_api_live import PARTITIONS, T0, Topic, among, values
+from tests.api.test_live import PARTITIONS, T0, Topic, among, values
+from tests.support.api_lake import eventually
+from tests.support.lakes import right, written
+from tests.support.oracle import history, standing
+from tests.support.records import free_port, iso
 
 MARKS = ("position", "provisional", "offsets")
 LATER = "2999-01-01T00:00:00Z"
@@ -85,7 +85,7 @@ class Served(Topic):
             between()
 
     def events_of(self, store: str, key: str, logged: dict[int, int]) -> tuple[list[Any], list[Any]]:
-        """The oracle's events of a key, as tests.lakes.right has them: the changelog's up to some offsets, and the pending ones."""
+        """The oracle's events of a key, as tests.support.lakes.right has them: the changelog's up to some offsets, and the pending ones."""
         truth, pending = self.meant(logged)
         return tuple([e for e in found if e[0] == key and store in e[1]] for found in (truth, pending))  # type: ignore[return-value]
 

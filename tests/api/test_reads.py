@@ -16,7 +16,7 @@ from werkzeug.test import TestResponse
 
 from api import create_app
 from statehouse.config.models import Config
-from tests.test_api_lake import MOMENT, MOMENT_TEXT, State, changelog, configured, eventually, reset_of
+from tests.support.api_lake import MOMENT, MOMENT_TEXT, State, changelog, configured, eventually, reset_of
 
 STRANGE = [
     "",

@@ -22,7 +22,7 @@ from api.replica.replica import Replica
 from statehouse.config.models import Config
 from statehouse.errors import StatehouseError
 from statehouse.tables import table
-from tests.test_api_lake import Sales, State, changelog, configured, eventually
+from tests.support.api_lake import Sales, State, changelog, configured, eventually
 
 
 @pytest.fixture

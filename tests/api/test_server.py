@@ -1,4 +1,4 @@
-"""The API as a user starts it: processes, real sockets, signals. What a connection does is in `test_api_loop`."""
+"""The API as a user starts it: processes, real sockets, signals. What a connection does is in `test_loop`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ import pytest
 from api.server.supervisor import serve
 from statehouse.config.models import Config
 from statehouse.errors import ConfigError, StatehouseError
+from tests.api.test_reads import STRANGE
+from tests.support.api_lake import State, configured, eventually
 from tests.support.lean import lean
-from tests.test_api_lake import State, configured, eventually
-from tests.test_api_reads import STRANGE
 
 SCRIPT = (
     "import sys; from api.server.supervisor import serve; from statehouse.config import load;"

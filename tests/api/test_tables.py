@@ -7,8 +7,8 @@ from deltalake import DeltaTable, write_deltalake
 
 from api.reads.tables import Log
 from statehouse.tables import table
-from tests.lakes import drawn, more
 from tests.support.depth import sized
+from tests.support.lakes import drawn, more
 
 KINDS = sized(("changelog.s", "state.total"), ("changelog.s", "state.total", "state.hours"))
 

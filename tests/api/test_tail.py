@@ -13,10 +13,10 @@ from api.replica.replica import Replica
 from jobs.ingest import Ingest
 from jobs.merge import Merge
 from jobs.recover import recover
-from tests.lakes import BATCHES, COUNT, T0, drawn, more, right, written
-from tests.records import SCHEMA, iso, record
+from tests.jobs.test_recover import _compacted
 from tests.support.depth import deep, sized
-from tests.test_recover import _compacted
+from tests.support.lakes import BATCHES, COUNT, T0, drawn, more, right, written
+from tests.support.records import SCHEMA, iso, record
 
 
 def kept(config, where):

@@ -15,11 +15,11 @@ from flask.testing import FlaskClient
 from api import create_app
 from jobs.ingest import Ingest
 from jobs.tasks.job import Tasks
-from tests.lakes import merged
-from tests.records import iso, produce, wait
-from tests.test_api_reads import problem
-from tests.test_route import messages
-from tests.test_tasks import STATUS
+from tests.api.test_reads import problem
+from tests.jobs.test_route import messages
+from tests.jobs.test_tasks import STATUS
+from tests.support.lakes import merged
+from tests.support.records import iso, produce, wait
 
 
 @pytest.fixture

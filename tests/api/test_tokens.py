@@ -20,9 +20,9 @@ from api.http.tokens import Tokens, read
 from api.server.supervisor import serve
 from statehouse.config.models import Api, Config
 from statehouse.errors import ConfigError
-from tests.test_api_reads import problem
-from tests.test_api_server import serving, stopped
-from tests.test_api_writes import made
+from tests.api.test_reads import problem
+from tests.api.test_server import serving, stopped
+from tests.api.test_writes import made
 
 READER, WRITER, BOTH = "reader-reader", "writer-writer", "both+both/both=="
 SHA = "sha256:" + hashlib.sha256(READER.encode()).hexdigest()

@@ -22,8 +22,8 @@ from api.errors import Problem
 from api.writes import bulk, producer
 from api.writes.events import set_to
 from statehouse.config.models import Config
-from tests.test_api_lake import YAML, State, configured
-from tests.test_api_reads import STRANGE, at, problem
+from tests.api.test_reads import STRANGE, at, problem
+from tests.support.api_lake import YAML, State, configured
 
 MERGED = (
     "status",

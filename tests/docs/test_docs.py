@@ -23,13 +23,13 @@ from api.engine import duck
 from statehouse.cli import main
 from tests.support.depth import sized
 
-# What docs/console.md shows is done in tests/test_console_browser.py, what docs/client.md shows in tests/test_client.py, and the tutorial in
-# tests/test_tutorial.py. Some pages list what the code has, and are held to it by tests/test_structure.py, tests/test_api_openapi.py,
-# tests/test_errors_page.py, tests/test_monitor_page.py and tests/test_pages.py. Others tell, and show nothing that runs.
+# What docs/console.md shows is done in tests/api/test_console_browser.py, what docs/client.md shows in tests/statehouse/test_client.py, and the tutorial in
+# tests/docs/test_tutorial.py. Some pages list what the code has, and are held to it by tests/test_structure.py, tests/api/test_openapi.py,
+# tests/docs/test_errors_page.py, tests/docs/test_monitor_page.py and tests/docs/test_pages.py. Others tell, and show nothing that runs.
 LISTING = ("reference", "options", "errors", "monitor")
 TELLING = ("concepts", "deploy", "upgrade")
 ELSEWHERE = ("client", "console", "tutorial", *LISTING, *TELLING)
-PAGES = sorted(page for page in (Path(__file__).parents[1] / "docs").glob("*.md") if page.stem not in ELSEWHERE)
+PAGES = sorted(page for page in (Path(__file__).parents[2] / "docs").glob("*.md") if page.stem not in ELSEWHERE)
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"\$ (?:\w+=\S+ )*statehouse\b")
 

@@ -14,7 +14,7 @@ from api.errors import TITLES
 from statehouse import errors
 from statehouse.client import errors as client_errors
 
-TOP = Path(__file__).parents[1]
+TOP = Path(__file__).parents[2]
 PAGE = (TOP / "docs/errors.md").read_text()
 # Modules whose Refused is a reason.
 REFUSING = {

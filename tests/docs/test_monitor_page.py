@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from api.http import metrics as api_metrics
 
-TOP = Path(__file__).parents[1]
+TOP = Path(__file__).parents[2]
 PAGE = (TOP / "docs/monitor.md").read_text()
 BOARD = json.loads((TOP / "docs/grafana/statehouse.json").read_text())
 PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]

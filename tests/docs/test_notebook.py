@@ -16,10 +16,10 @@ from demo.simulate import invoice, report
 from jobs.ingest import Ingest
 from jobs.merge import Merge
 from statehouse.config.file import load
-from tests.records import SCHEMA, record
-from tests.test_api_server import serving
+from tests.api.test_server import serving
+from tests.support.records import SCHEMA, record
 
-TOP = Path(__file__).parents[1]
+TOP = Path(__file__).parents[2]
 NOTEBOOKS = sorted((TOP / "notebooks").glob("*.ipynb"))
 DICE = random.Random(1)
 

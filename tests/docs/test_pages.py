@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from statehouse.cli import cli
+from tests.docs.test_docs import FENCE
 from tests.support import options
-from tests.test_docs import FENCE
 
-TOP = Path(__file__).parents[1]
+TOP = Path(__file__).parents[2]
 PAGES = sorted((TOP / "docs").glob("*.md"))
 SITE = yaml.safe_load((TOP / "mkdocs.yml").read_text())
 GROUPS = ("Tutorial", "How-to", "Concepts", "Reference")

@@ -12,10 +12,10 @@ import pytest
 
 from api import create_app
 from statehouse.config.file import load
-from tests import test_api_lake
-from tests.test_api_lake import Reports, State, eventually, reset_of
+from tests.support import api_lake
+from tests.support.api_lake import Reports, State, eventually, reset_of
 
-TOP = Path(__file__).parents[1]
+TOP = Path(__file__).parents[2]
 README = (TOP / "README.md").read_text()
 PAGES = [*TOP.glob("*.md"), *(TOP / "docs").glob("*.md"), *(TOP / "bench").glob("*.md")]
 STORE = "device_status"
@@ -39,7 +39,7 @@ def client(tmp_path, monkeypatch):
     (text,) = re.findall(r"^```yaml\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
     (tmp_path / "statehouse.yaml").write_text(text)
     config = load(tmp_path / "statehouse.yaml", {"STATEHOUSE_API__FRESHNESS": "changelog"})
-    monkeypatch.setitem(test_api_lake.KINDS, STORE, (("STRING",), "STRING"))
+    monkeypatch.setitem(api_lake.KINDS, STORE, (("STRING",), "STRING"))
     position = Reports(config).append(
         *({"key": k, "agent": a, "value": v, "ts": at(s), "at": at(s)} for k, a, v, s in EVENTS)
     )

@@ -24,12 +24,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.records import free_port, wait
-from tests.terminals import on_terminal
-from tests.test_docs import FENCE, folder, statehouse
+from tests.docs.test_docs import FENCE, folder, statehouse
+from tests.support.records import free_port, wait
+from tests.support.terminals import on_terminal
 
 __all__ = ["folder"]  # a fixture
-PAGE = (Path(__file__).parents[1] / "docs/tutorial.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/tutorial.md").read_text()
 IN_SPARK = ("check", "run", "recover")
 READS = ("get", "scan", "history", "sql")  # may be asked again: what was sent is shown some tens of milliseconds later
 NOT_ON_A_TERMINAL = re.compile(r"^.*: asking Spark \(a few seconds\) \.\.\.\n", re.MULTILINE)

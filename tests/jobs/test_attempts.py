@@ -14,7 +14,7 @@ from jobs.attempts import Attempts
 from statehouse import cli
 from statehouse.config.file import load
 from statehouse.failures import failing
-from tests.records import create, produce, recreate, rows
+from tests.support.records import create, produce, recreate, rows
 
 CONFIG = """root: ./lake
 kafka: {{bootstrap.servers: "{bootstrap}"}}

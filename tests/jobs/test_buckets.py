@@ -14,9 +14,9 @@ from jobs.ingest import Ingest
 from jobs.recover import recover
 from statehouse.config.models import Config
 from statehouse.tables import BUCKET, buckets, opened
-from tests.lakes import CONFIG, drawn, merged, more, right, state, whole
-from tests.records import SCHEMA, record
 from tests.support.depth import sized
+from tests.support.lakes import CONFIG, drawn, merged, more, right, state, whole
+from tests.support.records import SCHEMA, record
 
 FOUR = CONFIG.replace("reduce: sum{where}", "reduce: sum, buckets: 4").replace(
     "reduce: count", "reduce: count, buckets: 4"

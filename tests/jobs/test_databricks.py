@@ -26,7 +26,7 @@ from statehouse import cli, kafka
 from statehouse.config.file import load
 from statehouse.errors import ConfigError
 
-TOP = Path(__file__).parents[1]
+TOP = Path(__file__).parents[2]
 TEXT = (TOP / "databricks.yml").read_text()
 SETUP = configparser.ConfigParser()
 SETUP.read(TOP / "setup.cfg")

@@ -14,9 +14,9 @@ from jobs.merge import Merge
 from jobs.run import merge_once
 from statehouse.cli import main
 from statehouse.errors import StatehouseError
-from tests.lakes import drawn, right, state, written
-from tests.records import SCHEMA, Heard, control, iso, record, rows
 from tests.support.depth import sized
+from tests.support.lakes import drawn, right, state, written
+from tests.support.records import SCHEMA, Heard, control, iso, record, rows
 
 WHO = "someone/in particular"
 STORES, BATCHES = sized((("total", "hours"), 2), (("total", "votes", "hours"), 3))

@@ -17,8 +17,8 @@ from jobs.route import Router
 from jobs.run import catch_up
 from jobs.spark import guard
 from statehouse.values import safe
-from tests.records import SCHEMA, record, rows
-from tests.test_api_lake import eventually
+from tests.support.api_lake import eventually
+from tests.support.records import SCHEMA, record, rows
 
 CONFIG = """
 streams:

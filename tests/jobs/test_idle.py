@@ -14,7 +14,7 @@ from jobs.idle import Idle
 from jobs.load import load as load_file
 from jobs.run import PARTS, Jobs
 from statehouse.config.file import load
-from tests.records import create, produce, recreate
+from tests.support.records import create, produce, recreate
 
 CONFIG = """root: ./lake
 kafka: {{bootstrap.servers: "{bootstrap}"}}

@@ -13,7 +13,7 @@ from jobs.merge import Merge
 from statehouse import kafka
 from statehouse.errors import DefinitionChanged, KafkaUnavailable, LakeBusy, TopicRecreated
 from statehouse.tables import metadata
-from tests.records import SCHEMA, Heard, control, payload, produce, record, rows, wait
+from tests.support.records import SCHEMA, Heard, control, payload, produce, record, rows, wait
 
 STREAM = """
 streams:

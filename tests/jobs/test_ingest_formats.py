@@ -17,10 +17,10 @@ from statehouse.config import load
 from statehouse.errors import RegistryUnavailable
 from statehouse.formats import registry as registries
 from statehouse.records import decoder_for
-from tests.avro import encoded
-from tests.records import SCHEMA as RECORDS
-from tests.records import rows, stamp
-from tests.registry import SchemaRegistry
+from tests.support.avro import encoded
+from tests.support.records import SCHEMA as RECORDS
+from tests.support.records import rows, stamp
+from tests.support.registry import SchemaRegistry
 
 FIRST = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}, {"name": "n", "type": "int"}]}
 SECOND = {

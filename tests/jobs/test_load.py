@@ -18,8 +18,8 @@ from jobs.merge import Merge
 from statehouse.cli import main
 from statehouse.errors import StatehouseError
 from statehouse.status import stream_status
-from tests.oracle import fold
-from tests.records import SCHEMA, Heard, iso, record, rows
+from tests.support.oracle import fold
+from tests.support.records import SCHEMA, Heard, iso, record, rows
 
 CONFIG = """
 streams:

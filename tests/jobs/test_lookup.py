@@ -21,8 +21,8 @@ from jobs.load import load as load_file
 from jobs.merge import Merge
 from jobs.recover import recover
 from statehouse.errors import ConfigError
-from tests.records import SCHEMA, record, rows
 from tests.support.depth import first
+from tests.support.records import SCHEMA, record, rows
 
 T0 = 1_700_000_000_000_000
 CONFIG = """

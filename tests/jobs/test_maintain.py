@@ -22,9 +22,9 @@ from jobs.merge import Merge
 from jobs.run import merge_once, run_merges
 from statehouse.errors import ConfigError
 from statehouse.tables import opened
-from tests.lakes import drawn, right, state, written
-from tests.records import SCHEMA, Heard, control, record, rows, wait
 from tests.support.depth import sized
+from tests.support.lakes import drawn, right, state, written
+from tests.support.records import SCHEMA, Heard, control, record, rows, wait
 
 TABLES = ("changelog/s", "quarantine/s", "state/total", "state/hours", "tombstones/total")
 BATCHES = sized(2, 3)  # before the first compaction

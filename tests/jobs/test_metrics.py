@@ -13,7 +13,7 @@ import pytest
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.records import produce, wait
+from tests.support.records import produce, wait
 
 CONFIG = """root: ./lake
 kafka:

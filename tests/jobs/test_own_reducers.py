@@ -11,8 +11,8 @@ from jobs.merge import Merge
 from jobs.spark.expressions import rule_of
 from statehouse.cli import main
 from statehouse.errors import ConfigError
-from tests.records import SCHEMA, record, rows
 from tests.support.depth import first
+from tests.support.records import SCHEMA, record, rows
 
 CONFIG = """
 streams:

@@ -19,10 +19,10 @@ from jobs.recover import recover
 from statehouse.config.file import load
 from statehouse.errors import ConfigError
 from statehouse.tables import position
-from tests.lakes import drawn, merged
-from tests.records import SCHEMA, rows
+from tests.jobs.test_route import messages
 from tests.support.depth import deep
-from tests.test_route import messages
+from tests.support.lakes import drawn, merged
+from tests.support.records import SCHEMA, rows
 
 CONFIG = """
 streams:

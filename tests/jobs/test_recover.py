@@ -28,9 +28,9 @@ from statehouse.status import store_status
 from statehouse.tables import generation, opened, position
 from statehouse.transpile import to_duckdb
 from statehouse.types import parse_type
-from tests.lakes import BATCHES, CONFIG, COUNT, T0, drawn, merged, more, right, state, whole, written
-from tests.records import SCHEMA, Heard, iso, record
 from tests.support.depth import FULL, deep, first, sized
+from tests.support.lakes import BATCHES, CONFIG, COUNT, T0, drawn, merged, more, right, state, whole, written
+from tests.support.records import SCHEMA, Heard, iso, record
 
 
 @pytest.mark.slow

@@ -13,11 +13,11 @@ from jobs.merge import Merge
 from statehouse.cli import main
 from statehouse.headers import REQUEUED_HEADER
 from statehouse.requeue import _refused, _Sender, kind_of, requeue
-from tests import houses
-from tests.houses import CONFIG, House
-from tests.records import rows
+from tests.support import houses
+from tests.support.api_lake import eventually
 from tests.support.depth import sized
-from tests.test_api_lake import eventually
+from tests.support.houses import CONFIG, House
+from tests.support.records import rows
 
 STRICT = CONFIG.replace('n BIGINT"', 'n BIGINT, weird INT"')  # what some records do not keep to
 BEGINNING = 1_700_000_000_000

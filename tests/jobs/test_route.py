@@ -21,7 +21,7 @@ from statehouse import kafka
 from statehouse.config.models import Route
 from statehouse.errors import ConfigError
 from statehouse.failures import failing
-from tests.records import SCHEMA, control, iso, record, rows
+from tests.support.records import SCHEMA, control, iso, record, rows
 
 NOTHING = {"from": "sales", "where": "FALSE", "to": {"table": "none"}}
 T0 = 1_700_000_000_000_000

@@ -19,10 +19,10 @@ from jobs.tasks.deliver import deliver
 from jobs.tasks.job import Tasks
 from statehouse import kafka
 from statehouse.errors import ConfigError, TopicUnavailable
-from tests.lakes import T0, drawn, merged, right
-from tests.records import SCHEMA, control, iso, produce, record, rows, stamp
+from tests.jobs.test_route import messages
 from tests.support.depth import deep, sized
-from tests.test_route import messages
+from tests.support.lakes import T0, drawn, merged, right
+from tests.support.records import SCHEMA, control, iso, produce, record, rows, stamp
 
 MINUTE = 60_000_000
 RULES = {  # store, when, after in minutes

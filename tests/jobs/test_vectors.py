@@ -10,9 +10,9 @@ from jobs.maintain import Maintain
 from jobs.merge import Merge
 from statehouse.errors import StatehouseError
 from statehouse.tables import MARKING, deleted_rows, opened, position, rows_and_bytes, select
-from tests.lakes import drawn, more, right, state, written
-from tests.records import record
 from tests.support.depth import sized
+from tests.support.lakes import drawn, more, right, state, written
+from tests.support.records import record
 
 pytestmark = pytest.mark.slow
 

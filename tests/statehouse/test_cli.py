@@ -15,8 +15,8 @@ import pytest
 from statehouse import errors
 from statehouse.cli import cli, main
 from statehouse.commands.output import Problem
-from tests.records import create, wait
-from tests.terminals import on_terminal
+from tests.support.records import create, wait
+from tests.support.terminals import on_terminal
 
 GOOD = """root: ./lake
 kafka:

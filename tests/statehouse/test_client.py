@@ -43,14 +43,14 @@ from statehouse.client.session import Writes
 from statehouse.config.file import load
 from statehouse.config.models import Config
 from statehouse.tables import GENERATION, table
-from tests.records import children, create, free_port, produce
-from tests.test_api_bulk import everything
-from tests.test_api_fleet import fleet, get
-from tests.test_api_lake import MOMENT, YAML, Reports, Sales, State, eventually
-from tests.test_api_reads import STRANGE
-from tests.test_api_server import serving
+from tests.api.test_bulk import everything
+from tests.api.test_fleet import fleet, get
+from tests.api.test_reads import STRANGE
+from tests.api.test_server import serving
+from tests.support.api_lake import MOMENT, YAML, Reports, Sales, State, eventually
+from tests.support.records import children, create, free_port, produce
 
-PAGE = Path(__file__).parents[1] / "docs/client.md"
+PAGE = Path(__file__).parents[2] / "docs/client.md"
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TOPICS = {"reports": ("client-reports", 1), "sales": ("client-sales", 3)}
 UTC = dt.timezone.utc

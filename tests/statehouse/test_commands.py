@@ -16,12 +16,12 @@ import pytest
 
 from statehouse.cli import main
 from statehouse.config.file import load
-from tests.records import create, free_port, produce
-from tests.terminals import on_terminal
-from tests.test_api_lake import YAML, State
-from tests.test_api_server import serving
-from tests.test_client import PAGE, configured, filled
-from tests.test_docs import FENCE, console
+from tests.api.test_server import serving
+from tests.docs.test_docs import FENCE, console
+from tests.statehouse.test_client import PAGE, configured, filled
+from tests.support.api_lake import YAML, State
+from tests.support.records import create, free_port, produce
+from tests.support.terminals import on_terminal
 
 COMMAND = ["-m", "statehouse.cli"]
 STYLE = re.compile(r"\x1b\[[0-9;]*m")

@@ -17,9 +17,9 @@ from statehouse.formats.decoders import decoder_of
 from statehouse.formats.format import Format, Schema
 from statehouse.payload import Field
 from statehouse.types import parse_type
-from tests.avro import Refused, as_json, column, draw_schema, draw_value, encoded
-from tests.payloads import ddl, draw_type
+from tests.support.avro import Refused, as_json, column, draw_schema, draw_value, encoded
 from tests.support.depth import sized
+from tests.support.payloads import ddl, draw_type
 
 SCHEMAS, PAYLOADS = sized((30, 1000), (50, 100))
 

@@ -18,7 +18,7 @@ from statehouse.formats.decoders import decoder_of
 from statehouse.formats.format import Format, Schema
 from statehouse.payload import Field, Refused
 from statehouse.types import parse_type
-from tests.registry import SchemaRegistry
+from tests.support.registry import SchemaRegistry
 
 NUMBER, TEXT = {"type": "number"}, {"type": "string"}
 TYPES = [

@@ -16,7 +16,7 @@ from statehouse.formats.decoders import decoder_of
 from statehouse.formats.format import Format
 from statehouse.payload import Field
 from statehouse.types import parse_type
-from tests.payloads import SCALARS, TEXTS
+from tests.support.payloads import SCALARS, TEXTS
 
 KINDS = [kind if kind != "DECIMAL" else "DECIMAL(10, 2)" for kind in dict.fromkeys(SCALARS)]
 KINDS += ["ARRAY<INT>", "MAP<STRING, DOUBLE>", "STRUCT<`a`: INT>"]

@@ -18,11 +18,11 @@ from statehouse.formats.protobuf_files import compiled
 from statehouse.formats.registry import Registry
 from statehouse.payload import Field, Refused
 from statehouse.types import parse_type
-from tests.payloads import ddl, draw_type
-from tests.proto import HEAD, as_json, column, compile_module, draw_message, draw_value, fill, text_of
-from tests.proto import Refused as Wrong
-from tests.registry import SchemaRegistry
 from tests.support.depth import sized
+from tests.support.payloads import ddl, draw_type
+from tests.support.proto import HEAD, as_json, column, compile_module, draw_message, draw_value, fill, text_of
+from tests.support.proto import Refused as Wrong
+from tests.support.registry import SchemaRegistry
 
 SCHEMAS, PAYLOADS = sized((15, 500), (50, 100))
 CONTEXT = SerializationContext("t", MessageField.VALUE)

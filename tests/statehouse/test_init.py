@@ -18,12 +18,12 @@ from statehouse.init.sample import Sample, of_file
 from statehouse.init.shapes import columns_of
 from statehouse.records import decoder_for
 from tests.conftest import SHARED
-from tests.payloads import draw_anything, draw_payload, draw_schema, draw_text, write
-from tests.records import create, produce
 from tests.support.depth import sized
-from tests.terminals import on_terminal
-from tests.test_retail import FOLDER as RETAIL
-from tests.test_retail import sold
+from tests.support.payloads import draw_anything, draw_payload, draw_schema, draw_text, write
+from tests.support.records import create, produce
+from tests.support.terminals import on_terminal
+from tests.system.test_retail import FOLDER as RETAIL
+from tests.system.test_retail import sold
 
 BOOKINGS = SHARED / "bookings" / "bookings.jsonl.gz"
 DRAWN = sized(60, 2000)  # samples
@@ -340,7 +340,7 @@ def test_a_topic(broker, tmp_path, capsys):
 
 def test_the_examples_are_the_demos(tmp_path):
     """The fleet and the tills of the demo, whose topics they may be run on."""
-    demo = load(Path(__file__).parents[1] / "statehouse.yaml", {})
+    demo = load(Path(__file__).parents[2] / "statehouse.yaml", {})
     for name, stream in (("fleet", "reports"), ("retail", "invoices"), ("topic", "reports")):
         out = tmp_path / f"{name}.yaml"
         assert main(["init", "--example", name, "--out", str(out)]) == 0

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from statehouse.decoder import Decoder
 from statehouse.payload import DEEPEST, Field, Refused, canonical, convert, read
 from statehouse.types import parse_type
-from tests.payloads import Raw, Wrong, ddl, draw_payload, draw_schema, draw_type, draw_value, meaning, write
 from tests.support.depth import sized
+from tests.support.payloads import Raw, Wrong, ddl, draw_payload, draw_schema, draw_type, draw_value, meaning, write
 
 SCHEMAS = sized(50, 2000)  # with a hundred payloads each
-SUITE = Path(__file__).parents[2] / "shared" / "data" / "jsontestsuite" / "test_parsing"
+SUITE = Path(__file__).parents[3] / "shared" / "data" / "jsontestsuite" / "test_parsing"
 
 
 def fields(schema):

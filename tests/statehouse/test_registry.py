@@ -16,7 +16,7 @@ from statehouse.formats.columns import grown
 from statehouse.formats.format import Schema
 from statehouse.formats.registry import Registry, wanted_by
 from statehouse.records import decoder_for
-from tests.registry import SchemaRegistry
+from tests.support.registry import SchemaRegistry
 
 ORDER = {
     "type": "record",

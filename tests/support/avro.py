@@ -16,7 +16,7 @@ from decimal import Decimal
 
 import fastavro
 
-from tests.payloads import draw_text
+from tests.support.payloads import draw_text
 
 EPOCH = dt.datetime(1970, 1, 1)
 NAMES = ("a", "B", "ab", "Ab_1", "key2", "select")

@@ -9,7 +9,7 @@ COLUMNS = {
     "dec": "DECIMAL(10,2)", "few": "DECIMAL(5,1)", "dec38": "DECIMAL(38,10)", "bo": "BOOLEAN", "dt": "DATE", "ts": "TIMESTAMP",
     "ntz": "TIMESTAMP_NTZ", "arr": "ARRAY<INT>", "m": "MAP<STRING, INT>", "st": "STRUCT<a: INT, B: STRING>", "bin": "BINARY",
 }  # fmt: skip
-EXPRESSIONS = (Path(__file__).parent / "fixtures" / "expressions.txt").read_text().splitlines()
+EXPRESSIONS = (Path(__file__).parents[1] / "fixtures" / "expressions.txt").read_text().splitlines()
 VALUES: dict[str, list] = {
     "s": ["a", " 12 ", "1.9", "aB,c.d", "", "2024-02-29", "2024-02-29 12:30:00", "ß\u0130é😀ΑΣ ﬁǰ", "true", "29/02/2024", '{"a": 1.50}',
           "a%b_c\\d", "  x y\t\n", "1e3", "NaN", "yes", "a.a.a", "2024-2-9", "99999999999", "a_b", "12:00", "2024", "0x1F", "e\u0301", "\0x"],

@@ -11,7 +11,7 @@ from api import create_app
 from jobs.ingest import Ingest
 from jobs.merge import Merge
 from statehouse.status import stream_status
-from tests.records import create, payload, produce, rows
+from tests.support.records import create, payload, produce, rows
 
 CONFIG = """{kafka}
 streams:

@@ -12,8 +12,8 @@ import pytest
 from jobs.ingest import Ingest
 from jobs.merge import Merge
 from statehouse.config.file import load
-from tests.oracle import fold, windowed
-from tests.records import SCHEMA, control, iso, record, rows
+from tests.support.oracle import fold, windowed
+from tests.support.records import SCHEMA, control, iso, record, rows
 
 T0 = 1_700_000_000_000_000
 CONFIG = """

@@ -1,6 +1,6 @@
 """A lake as it was written before files had microseconds (INT96), and what is right in it.
 
-``tests/fixtures/old-lake.tar.gz`` was made by the code of commit 4723bba, from a checkout of that:
+``tests/fixtures/old-lake.tar.gz`` was made by the code of commit 4723bba, from a checkout of that, when this module was there:
 ``PYTHONPATH=. python …/tests/old_lake.py FOLDER`` (the last batch but one is merged with the last). It is not made anew: it stands for the lakes that are there.
 """
 
@@ -13,8 +13,8 @@ import tarfile
 from decimal import Decimal
 from pathlib import Path
 
-from tests.oracle import fold, windowed
-from tests.records import SCHEMA, iso, stamp
+from tests.support.oracle import fold, windowed
+from tests.support.records import SCHEMA, iso, stamp
 
 TOPIC = "old"
 CONFIG = """
@@ -219,7 +219,7 @@ def micros(text):
 
 def unpacked(folder):
     """The lake in a folder, with its ``statehouse.yaml``: the file's path."""
-    with tarfile.open(Path(__file__).parent / "fixtures" / "old-lake.tar.gz") as archive:
+    with tarfile.open(Path(__file__).parents[1] / "fixtures" / "old-lake.tar.gz") as archive:
         archive.extractall(folder, filter="data")
     file = Path(folder) / "statehouse.yaml"
     file.write_text(CONFIG)

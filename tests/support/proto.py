@@ -15,7 +15,7 @@ from pathlib import Path
 
 from grpc_tools import protoc
 
-from tests.payloads import draw_text
+from tests.support.payloads import draw_text
 
 NAMES = ("a", "b", "name_1", "key2", "select", "value")
 COLUMNS = ("k", "v", "n", "ts", "at", "w")

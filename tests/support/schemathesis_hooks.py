@@ -28,9 +28,9 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
     query = case.query or {}
     if "where" in query and isinstance(
         query["where"], str
-    ):  # a language of its own, which tests/test_api_where.py tries
+    ):  # a language of its own, which tests/api/test_where.py tries
         query["where"] = CONDITIONS[len(query["where"]) % len(CONDITIONS)]
-    if isinstance(query.get("q"), str):  # likewise: tests/test_api_sql.py
+    if isinstance(query.get("q"), str):  # likewise: tests/api/test_sql.py
         query["q"] = STATEMENTS[len(query["q"]) % len(STATEMENTS)]
     if (
         case.path.endswith("/sql")

@@ -15,7 +15,7 @@ from jobs.ingest import Ingest
 from jobs.merge import Merge
 from statehouse.config.file import load
 from statehouse.config.models import Config
-from tests.records import SCHEMA, control, iso, record
+from tests.support.records import SCHEMA, control, iso, record
 
 TOKENS = {"all": "may-read-and-write", "read": "may-only-read"}
 CONFIG = """

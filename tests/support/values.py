@@ -13,8 +13,8 @@ from sqlglot import exp
 
 from api.engine.exact_json import dumps
 from api.engine.types import conforming
-from tests.oracle import YEAR_ONE
-from tests.records import EPOCH
+from tests.support.oracle import YEAR_ONE
+from tests.support.records import EPOCH
 
 LAST = 253_402_300_799_999_999  # 9999-12-31T23:59:59.999999
 MOMENTS = st.one_of(

@@ -1,6 +1,6 @@
 """Both halves answer alike: what the API shows ahead of the changelog is what it shows by the changelog, and after the merge.
 
-Drawn schemas and payloads (tests/payloads.py) and the files of RFC 8259's test suite go through Spark and through the API. `make fuzz` does
+Drawn schemas and payloads (tests/support/payloads.py) and the files of RFC 8259's test suite go through Spark and through the API. `make fuzz` does
 it at its full size.
 """
 
@@ -17,11 +17,11 @@ from api import create_app
 from api.replica import arrivals
 from jobs.ingest import Ingest
 from jobs.merge import Merge
-from tests.payloads import ddl, draw_payload, draw_schema, draw_text, write
-from tests.records import SCHEMA, stamp
-from tests.records import rows as stored
+from tests.statehouse.test_payload import SUITE, expected, wrapped
 from tests.support.depth import sized
-from tests.test_payload import SUITE, expected, wrapped
+from tests.support.payloads import ddl, draw_payload, draw_schema, draw_text, write
+from tests.support.records import SCHEMA, stamp
+from tests.support.records import rows as stored
 
 SCHEMAS, PAYLOADS = sized((1, 600), (10, 20_000))  # and so many payloads of each
 T0 = 1_700_000_000_000_000

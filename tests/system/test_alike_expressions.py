@@ -25,7 +25,7 @@ from statehouse.spark_sql import within_years
 from statehouse.transpile import duckdb_type, to_duckdb
 from statehouse.types import parse_type
 from statehouse.values import safe
-from tests.expressions import COLUMNS, EXPRESSIONS, rows
+from tests.support.expressions import COLUMNS, EXPRESSIONS, rows
 
 AT_ONCE = 25  # expressions of a query
 # Of each kind of difference that is known, one; more are in the list.

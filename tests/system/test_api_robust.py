@@ -25,8 +25,8 @@ from deltalake import DeltaTable
 from demo.broker import Broker
 from statehouse.kafka import create_topic
 from statehouse.tables import rows_and_bytes
-from tests.records import produce, wait
 from tests.support.depth import sized
+from tests.support.records import produce, wait
 
 WRITES = sized(32, 2000)  # that are read back
 CONFIG = """root: ./lake

@@ -13,8 +13,8 @@ import pytest
 import requests
 
 from tests.conftest import SHARED
-from tests.records import produce, wait
 from tests.support.depth import deep
+from tests.support.records import produce, wait
 
 FILE = SHARED / "bookings" / "bookings.jsonl.gz"
 CONFIG = """root: ./lake

@@ -22,11 +22,11 @@ import pytest
 from statehouse import kafka
 from statehouse.config.file import load
 from statehouse.tables import covered, opened
-from tests import test_bookings, test_million
-from tests.records import children, free_port, wait
 from tests.support.depth import deep
+from tests.support.records import children, free_port, wait
+from tests.system import test_bookings, test_million
 
-TOP = Path(__file__).parents[1]
+TOP = Path(__file__).parents[2]
 HOME = Path(pyspark.__file__).parent
 STORES = ("last", "votes", "total", "hours")
 

@@ -16,13 +16,13 @@ from collections import Counter
 import pytest
 
 from statehouse.config.file import load
-from tests.oracle import fold
-from tests.records import control, iso, payload, rows, wait
+from tests.jobs.test_route import messages, topic_of
 from tests.support.depth import sized
 from tests.support.lean import lean
-from tests.test_bookings import statehouse
-from tests.test_route import messages, topic_of
-from tests.test_stopping import kill_all, session_of
+from tests.support.oracle import fold
+from tests.support.records import control, iso, payload, rows, wait
+from tests.system.test_bookings import statehouse
+from tests.system.test_stopping import kill_all, session_of
 
 CONFIG = """root: ./lake
 kafka:

@@ -12,9 +12,9 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from statehouse.kafka import FIRST_MS, FIRST_TIME, LAST_MS, LAST_TIME, end_offsets, partitions, usable_time
 from statehouse.status import stream_status
-from tests.houses import House
-from tests.records import control, payload, produce, rows, wait
-from tests.test_api_lake import eventually
+from tests.support.api_lake import eventually
+from tests.support.houses import House
+from tests.support.records import control, payload, produce, rows, wait
 
 ANY_TIME = {"message_timestamp_after_max_ms": 2**63 - 1, "message_timestamp_before_max_ms": 2**63 - 1}
 USABLE = [FIRST_MS, -(10**12), -1000, -1, 1, LAST_MS]

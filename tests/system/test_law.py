@@ -30,11 +30,23 @@ from statehouse.config.models import Store
 from statehouse.fold import Rule
 from statehouse.kafka import FIRST_MS
 from statehouse.transpile import to_duckdb
-from tests.oracle import YEAR_ONE, fold, windowed
-from tests.records import EPOCH, SCHEMA, control, iso, record
 from tests.support.depth import FULL, sized
-from tests.values import BITS, KINDS, LAST, MOMENTS, NUMBERS, SCALARS, arrow, as_set, comparable, in_python, moment
-from tests.values import drawn as values_of
+from tests.support.oracle import YEAR_ONE, fold, windowed
+from tests.support.records import EPOCH, SCHEMA, control, iso, record
+from tests.support.values import (
+    BITS,
+    KINDS,
+    LAST,
+    MOMENTS,
+    NUMBERS,
+    SCALARS,
+    arrow,
+    as_set,
+    comparable,
+    in_python,
+    moment,
+)
+from tests.support.values import drawn as values_of
 
 # The range of the values: a reducer of a user's own.
 OWN = (
@@ -368,7 +380,7 @@ def some(strategy, count):
 
 # Values of every type, with every reducer that takes them.
 def reducers(kind):
-    """The reducers that a type is reduced by, as tests.oracle has them."""
+    """The reducers that a type is reduced by, as tests.support.oracle has them."""
     found = ["latest", "first", "count"]
     found += ["majority"] if "MAP" not in kind else []
     found += ["min", "max"] if kind in SCALARS else []

@@ -21,10 +21,10 @@ from jobs.recover import recover
 from statehouse import kafka
 from statehouse.config.file import load
 from statehouse.tables import metadata
-from tests.oracle import fold, windowed
-from tests.records import control, iso, payload, wait
 from tests.support.depth import deep
-from tests.test_bookings import statehouse
+from tests.support.oracle import fold, windowed
+from tests.support.records import control, iso, payload, wait
+from tests.system.test_bookings import statehouse
 
 EVENTS, BATCHES, KILLS = 1_000_000, 20, 5
 T0 = 1_700_000_000_000  # milliseconds, as Kafka's own times; each event has one of its own, so that no two tie

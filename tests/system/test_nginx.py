@@ -15,13 +15,13 @@ from urllib.parse import quote
 import pytest
 
 from statehouse.config.models import Config
-from tests.records import free_port
-from tests.test_api_fleet import SHARDS, Instances, answers, config, filled, fleet, get, raw
-from tests.test_api_lake import eventually
+from tests.api.test_fleet import SHARDS, Instances, answers, config, filled, fleet, get, raw
+from tests.support.api_lake import eventually
+from tests.support.records import free_port
 
 __all__ = ["config"]  # a fixture
 
-CONFIGURATIONS = Path(__file__).parents[1] / "docs/nginx"
+CONFIGURATIONS = Path(__file__).parents[2] / "docs/nginx"
 NGINX = shutil.which("nginx") or ("/usr/sbin/nginx" if Path("/usr/sbin/nginx").exists() else None)
 
 

@@ -20,9 +20,21 @@ from jobs.spark import kafka_sink
 from jobs.tasks.job import Tasks
 from statehouse.config.file import load
 from statehouse.tables import opened, select, table, tasks_table
-from tests.old_lake import BATCHES, MENDED, STORES, TIMES, as_records, micros, plain, report, right, rows_of, unpacked
-from tests.records import SCHEMA
 from tests.support.depth import sized
+from tests.support.old_lake import (
+    BATCHES,
+    MENDED,
+    STORES,
+    TIMES,
+    as_records,
+    micros,
+    plain,
+    report,
+    right,
+    rows_of,
+    unpacked,
+)
+from tests.support.records import SCHEMA
 
 NEW = [
     [
@@ -41,7 +53,7 @@ def old(tmp_path):
 
 
 def shown(replica, store):
-    """The state as :func:`tests.old_lake.right` has it, by a scan; each key by itself gives the same value."""
+    """The state as :func:`tests.support.old_lake.right` has it, by a scan; each key by itself gives the same value."""
     snapshot = replica.snapshot(store)
     assert snapshot is not None and snapshot.rule is not None, store
     found = {}

@@ -17,8 +17,8 @@ from jobs.publish import Publisher
 from jobs.store_route import router
 from statehouse.config.file import load
 from tests.conftest import SHARED
-from tests.records import SCHEMA, record, rows
-from tests.test_route import messages, topic_of
+from tests.jobs.test_route import messages, topic_of
+from tests.support.records import SCHEMA, record, rows
 
 FOLDER = SHARED / "retail"
 T0 = 1_780_000_000_000
@@ -56,7 +56,7 @@ def masked(invoice, line):
 def test_deliveries_points_and_the_warehouse(spark, broker, tmp_path, monkeypatch):
     monkeypatch.setenv("STATEHOUSE_ROOT", str(tmp_path / "lake"))
     monkeypatch.setenv("STATEHOUSE_KAFKA__BOOTSTRAP_SERVERS", broker.bootstrap)
-    config = load(Path(__file__).parents[1] / "statehouse.yaml")
+    config = load(Path(__file__).parents[2] / "statehouse.yaml")
     ingest, dice = Ingest(spark, config, config.streams["invoices"]), random.Random()
     merge, publish = (job(spark, config, config.stores["rewards"]) for job in (Merge, Publisher))
     invoices = list(sold(dice, 300))

@@ -22,9 +22,9 @@ from deltalake import DeltaTable
 from statehouse import kafka
 from statehouse.config.file import load
 from statehouse.tables import covered
-from tests import test_bookings, test_million
-from tests.records import free_port, wait
-from tests.test_api_fleet import answers, get
+from tests.api.test_fleet import answers, get
+from tests.support.records import free_port, wait
+from tests.system import test_bookings, test_million
 
 GATEWAY = os.environ.get("STATEHOUSE_S3_GATEWAY")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not GATEWAY, reason="`make s3` runs it")]

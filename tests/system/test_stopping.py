@@ -14,7 +14,7 @@ import pytest
 from py4j import java_gateway
 
 from statehouse import logs
-from tests.records import wait
+from tests.support.records import wait
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 CONFIG = """root: ./lake

@@ -14,9 +14,9 @@ from statehouse.errors import TopicRecreated
 from statehouse.kafka import Topic, find_topic, recreated
 from statehouse.status import stream_status
 from statehouse.tables import metadata
-from tests.records import create, produce, recreate, rows, wait
-from tests.test_api_lake import eventually
-from tests.test_api_live import Shop
+from tests.api.test_live import Shop
+from tests.support.api_lake import eventually
+from tests.support.records import create, produce, recreate, rows, wait
 
 CONFIG = """
 streams:

@@ -14,10 +14,10 @@ from jobs.ingest import Ingest
 from statehouse.kafka import end_offsets
 from statehouse.status import stream_status
 from statehouse.tables import metadata, opened
-from tests.houses import CONFIG, House, Writer
-from tests.records import rows
+from tests.support.api_lake import eventually
 from tests.support.depth import first
-from tests.test_api_lake import eventually
+from tests.support.houses import CONFIG, House, Writer
+from tests.support.records import rows
 
 PARTITIONS = 2
 

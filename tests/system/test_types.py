@@ -25,7 +25,7 @@ from jobs.spark.lookup import table_of
 from jobs.spark.tables import differing, outdated
 from statehouse.errors import ConfigError
 from statehouse.fold import Rule
-from tests.records import EPOCH, SCHEMA, control, record
+from tests.support.records import EPOCH, SCHEMA, control, record
 
 STREAMS = """
 streams:
