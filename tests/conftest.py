@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -25,8 +24,6 @@ ROOM = "-XX:ReservedCodeCacheSize=512m"
 if not depth.FULL:
     os.environ.setdefault("JAVA_TOOL_OPTIONS", f"-XX:TieredStopAtLevel=1 {ROOM}")
 __all__ = ["base", "filled", "tried"]  # fixtures
-
-SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from flask import Flask
 from flask.testing import FlaskClient
 from hypothesis import given
 from hypothesis import strategies as st
-from werkzeug.test import TestResponse
 
 from api import create_app
 from api.engine import keys
@@ -21,9 +19,9 @@ from api.errors import Problem
 from api.writes import bulk, producer
 from statehouse.config.models import Api
 from statehouse.kafka import create_topic
-from tests.api.test_reads import STRANGE, problem
-from tests.api.test_writes import made
-from tests.support.api_lake import configured, rule
+from tests.support.api_lake import configured, made, rule
+from tests.support.calls import STRANGE, post, problem
+from tests.support.topics import everything
 
 TOPICS = {"reports": "bulk-reports", "sales": "bulk-sales"}
 
@@ -52,28 +50,6 @@ def offline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
     app = create_app(config.model_copy(update={"kafka": kafka, "api": Api(max_body=200_000, max_key=50)}))
     yield app.test_client()
     app.extensions["statehouse"].replica.stop()
-
-
-def post(client: FlaskClient, store: str, *lines: Any, **more: Any) -> TestResponse:
-    body = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
-    return client.post(f"/stores/{store}/keys", data=body, content_type="application/x-ndjson", **more)
-
-
-def everything(bootstrap: str, topic: str) -> dict[tuple[int, int], tuple[bytes, Any, dict]]:
-    """What a topic holds, by partition and offset."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "tests", "enable.auto.commit": False})
-    found = {}
-    for partition in consumer.list_topics(topic, timeout=10).topics[topic].partitions:
-        _, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=10)
-        consumer.assign([TopicPartition(topic, partition, 0)])
-        while (partition, end - 1) not in found and end:
-            message = consumer.poll(10)
-            assert message is not None and message.error() is None
-            value = message.value()
-            said = (message.key(), value and json.loads(value), dict(message.headers() or []))
-            found[partition, message.offset()] = said
-    consumer.close()
-    return found
 
 
 def test_sets_and_purges_of_many_keys(client: FlaskClient, broker) -> None:

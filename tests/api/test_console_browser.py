@@ -30,10 +30,10 @@ from jobs.tasks.job import Tasks
 from statehouse.config.file import load
 from statehouse.config.models import Config
 from statehouse.tables import EVENT_COLUMNS, TASK_COLUMNS, changelog_columns, table, tasks_table
-from tests.api.test_server import serving
 from tests.support.api_lake import MOMENT, State, configured, reset_of
 from tests.support.depth import deep, first
 from tests.support.records import create, produce
+from tests.support.serving import serving
 
 pytestmark = pytest.mark.slow
 TOKEN = "may-read-and-write"

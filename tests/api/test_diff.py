@@ -7,8 +7,8 @@ from decimal import Decimal
 from pathlib import Path
 
 from api import create_app
-from tests.api.test_reads import problem
 from tests.support.api_lake import State, configured
+from tests.support.calls import problem
 
 
 def right(old: dict[tuple, int | None], new: dict[tuple, int | None]) -> list[dict]:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from api.http.compress import LEAST
 from api.http.point_reads import Fast
-from tests.api.test_reads import STRANGE, app, client, config  # noqa: F401 (fixtures)
+from tests.support.calls import STRANGE
+from tests.support.shapes import app, client, config  # noqa: F401 (fixtures)
 
 STORES = ("status", "last", "by_till", "pairs", "names", "days", "hours", "tagged", "rewards", "nobody")
 

@@ -17,9 +17,9 @@ from api import create_app
 from api.errors import Problem
 from api.writes import producer
 from api.writes.idempotency import Idempotency
-from tests.api.test_bulk import everything, post
-from tests.api.test_reads import problem
-from tests.api.test_writes import made
+from tests.support.api_lake import made
+from tests.support.calls import post, problem
+from tests.support.topics import everything
 
 
 @pytest.fixture(scope="module")

@@ -31,11 +31,8 @@ from api.reads import changes, lake
 from api.reads.lake import WAITING, Lake
 from api.server import worker, wsgi
 from api.writes import idempotency, producer
-from tests.api.test_bulk import post
-from tests.api.test_reads import problem
-from tests.api.test_tokens import BOTH, READER, bearing, with_tokens
-from tests.api.test_writes import made
-from tests.support.api_lake import State, eventually
+from tests.support.api_lake import State, eventually, made
+from tests.support.calls import BOTH, READER, bearing, post, problem, with_tokens
 
 ORIGIN = {"Origin": "https://app.example.org"}
 

@@ -19,9 +19,9 @@ from api import create_app
 from api.http.metrics import Reads
 from statehouse.config.models import Config
 from statehouse.tables import table
-from tests.api.test_reads import problem
-from tests.api.test_server import get, serving, stopped
 from tests.support.api_lake import State, changelog, configured, eventually
+from tests.support.calls import problem
+from tests.support.serving import get, serving, stopped
 
 Samples = dict[tuple[str, frozenset], float]
 

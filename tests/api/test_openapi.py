@@ -15,9 +15,8 @@ from flask import Flask
 from schemathesis.specs.openapi.definitions import OPENAPI_31_VALIDATOR
 
 from api import create_app
-from tests.api.test_reads import problem
-from tests.api.test_tokens import READER, bearing, with_tokens
 from tests.support.api_lake import State, configured
+from tests.support.calls import READER, bearing, problem, with_tokens
 from tests.support.depth import FULL, sized
 from tests.support.services import TOKENS, Service
 

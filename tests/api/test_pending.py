@@ -19,9 +19,9 @@ from api.replica.locks import Turn
 from api.replica.pending import Ahead
 from api.replica.replica import Replica
 from statehouse.config.models import Config
-from tests.api.test_live import PARTITIONS, T0, Topic, among, values
 from tests.support.api_lake import eventually
 from tests.support.lakes import right, written
+from tests.support.live import PARTITIONS, T0, Topic, among, values
 from tests.support.oracle import history, standing
 from tests.support.records import free_port, iso
 

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.http.formats import streamed
-from tests.api.test_reads import STRANGE, app, client, config, problem  # noqa: F401 (fixtures)
+from tests.support.calls import STRANGE, problem
+from tests.support.shapes import app, client, config  # noqa: F401 (fixtures)
 
 PAIRS = sorted([("a/b", 1), ("a", 1), ("a", 2), ("a", 10), ("", 0), ("b", -1)])
 NDJSON, CSV, ARROW = "application/x-ndjson", "text/csv", "application/vnd.apache.arrow.stream"

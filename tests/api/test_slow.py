@@ -15,10 +15,10 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.api.test_server import get, serving
 from tests.support.api_lake import State, configured
 from tests.support.depth import FULL, sized
 from tests.support.records import children
+from tests.support.serving import get, serving
 
 CALLERS = sized(40, 300)  # of each kind
 ROWS = sized(2000, 60_000)

@@ -20,8 +20,8 @@ from api import create_app
 from api.reads import sql_process
 from statehouse.config.models import Config
 from statehouse.tables import table
-from tests.api.test_reads import problem
 from tests.support.api_lake import MOMENT_TEXT, Sales, State, configured, eventually
+from tests.support.calls import problem
 
 SECRET = "for nobody's eyes"
 

@@ -13,9 +13,8 @@ from api.replica.replica import Replica
 from jobs.ingest import Ingest
 from jobs.merge import Merge
 from jobs.recover import recover
-from tests.jobs.test_recover import _compacted
 from tests.support.depth import deep, sized
-from tests.support.lakes import BATCHES, COUNT, T0, drawn, more, right, written
+from tests.support.lakes import BATCHES, COUNT, T0, compacted, drawn, more, right, written
 from tests.support.records import SCHEMA, iso, record
 
 
@@ -102,7 +101,7 @@ def test_a_swapped_state_a_compacted_changelog_and_a_lost_feed_are_noticed(spark
     records, new = drawn(6, 30, first=COUNT + 30)
     ingest.batch(spark.createDataFrame(records, SCHEMA))
     events = events + new
-    _compacted(spark, config)
+    compacted(spark, config)
     other.refresh()
     assert other.status("votes")["freshness"] == "state", "the feed is lost: the table's versions are left"
     assert shown(other, "votes") != right(events, "votes")
@@ -154,7 +153,7 @@ def test_a_new_process_goes_on_from_what_was_kept_as_long_as_it_can(spark, fille
     records, new = drawn(9, 40, first=COUNT + 40)
     more(spark, config, records)
     events = events + new
-    _compacted(spark, config)
+    compacted(spark, config)
     assert begun("state") == sorted(config.stores), "the feed is lost: the tables are left"
 
 

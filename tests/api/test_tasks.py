@@ -15,11 +15,11 @@ from flask.testing import FlaskClient
 from api import create_app
 from jobs.ingest import Ingest
 from jobs.tasks.job import Tasks
-from tests.api.test_reads import problem
-from tests.jobs.test_route import messages
-from tests.jobs.test_tasks import STATUS
+from tests.support.calls import problem
 from tests.support.lakes import merged
 from tests.support.records import iso, produce, wait
+from tests.support.tasks import STATUS
+from tests.support.topics import messages
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import logging
@@ -18,25 +17,11 @@ from flask.testing import FlaskClient
 from api import create_app
 from api.http.tokens import Tokens, read
 from api.server.supervisor import serve
-from statehouse.config.models import Api, Config
+from statehouse.config.models import Api
 from statehouse.errors import ConfigError
-from tests.api.test_reads import problem
-from tests.api.test_server import serving, stopped
-from tests.api.test_writes import made
-
-READER, WRITER, BOTH = "reader-reader", "writer-writer", "both+both/both=="
-SHA = "sha256:" + hashlib.sha256(READER.encode()).hexdigest()
-FILE = f"""\
-reader: {{token: "{SHA}", scopes: [read]}}
-writer: {{token: {WRITER}, scopes: [write]}}
-both: {{token: {BOTH}, scopes: [read, write]}}
-"""
-
-
-def with_tokens(config: Config, text: str = FILE) -> Config:
-    file = Path(config.root).parent / "tokens.yaml"
-    file.write_text(text)
-    return config.model_copy(update={"api": Api(tokens=str(file))})
+from tests.support.api_lake import made
+from tests.support.calls import BOTH, FILE, READER, SHA, WRITER, bearing, problem, with_tokens
+from tests.support.serving import serving, stopped
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +34,6 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flask]:
 @pytest.fixture
 def client(app: Flask) -> FlaskClient:
     return app.test_client()
-
-
-def bearing(token: str, scheme: str = "Bearer") -> dict[str, str]:
-    return {"Authorization": f"{scheme} {token}"}
 
 
 @pytest.mark.parametrize("path", ["/stores", "/stores/last/keys/k", "/", "/metrics", "/nope", "/stores/nope"])

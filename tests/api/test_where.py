@@ -23,8 +23,9 @@ from api.engine.where import Where
 from api.errors import Problem
 from api.replica.overlay import ABSENT
 from api.replica.snapshot import Snapshot, of_table
-from tests.api.test_reads import app, client, config, problem  # noqa: F401 (fixtures)
 from tests.support.api_lake import configured, rule
+from tests.support.calls import problem
+from tests.support.shapes import app, client, config  # noqa: F401 (fixtures)
 
 COMPARE = {"=": operator.eq, "<>": operator.ne, "!=": operator.ne, "<": operator.lt, "<=": operator.le}
 COMPARE |= {">": operator.gt, ">=": operator.ge}

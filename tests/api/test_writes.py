@@ -21,26 +21,8 @@ from api.engine.types import canonical, conforming
 from api.errors import Problem
 from api.writes import bulk, producer
 from api.writes.events import set_to
-from statehouse.config.models import Config
-from tests.api.test_reads import STRANGE, at, problem
-from tests.support.api_lake import YAML, State, configured
-
-MERGED = (
-    "status",
-    "last",
-    "tagged",
-    "rewards",
-    "by_till",
-    "days",
-)  # their types are known; the others' are not
-
-
-def made(folder: Path, bootstrap: str, **topics: str) -> Config:
-    config = configured(folder, bootstrap)
-    for store in MERGED:
-        State(config, store).write(3)
-    renamed = {n: s.model_copy(update={"topic": topics.get(n, s.topic)}) for n, s in config.streams.items()}
-    return config.model_copy(update={"streams": renamed})
+from tests.support.api_lake import YAML, made
+from tests.support.calls import STRANGE, at, problem
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from demo.simulate import invoice, report
 from jobs.ingest import Ingest
 from jobs.merge import Merge
 from statehouse.config.file import load
-from tests.api.test_server import serving
 from tests.support.records import SCHEMA, record
+from tests.support.serving import serving
 
 TOP = Path(__file__).parents[2]
 NOTEBOOKS = sorted((TOP / "notebooks").glob("*.ipynb"))

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from statehouse.cli import cli
-from tests.docs.test_docs import FENCE
 from tests.support import options
+from tests.support.pages import FENCE
 
 TOP = Path(__file__).parents[2]
 PAGES = sorted((TOP / "docs").glob("*.md"))

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.test_docs import FENCE, folder, statehouse
+from tests.support.pages import FENCE, folder, statehouse
 from tests.support.records import free_port, wait
 from tests.support.terminals import on_terminal
 

@@ -19,10 +19,10 @@ from jobs.recover import recover
 from statehouse.config.file import load
 from statehouse.errors import ConfigError
 from statehouse.tables import position
-from tests.jobs.test_route import messages
 from tests.support.depth import deep
 from tests.support.lakes import drawn, merged
 from tests.support.records import SCHEMA, rows
+from tests.support.topics import messages
 
 CONFIG = """
 streams:

@@ -29,7 +29,7 @@ from statehouse.tables import generation, opened, position
 from statehouse.transpile import to_duckdb
 from statehouse.types import parse_type
 from tests.support.depth import FULL, deep, first, sized
-from tests.support.lakes import BATCHES, CONFIG, COUNT, T0, drawn, merged, more, right, state, whole, written
+from tests.support.lakes import BATCHES, CONFIG, COUNT, T0, compacted, drawn, merged, more, right, state, whole, written
 from tests.support.records import SCHEMA, Heard, iso, record
 
 
@@ -174,24 +174,6 @@ def test_a_table_whose_making_was_interrupted_is_made(spark, lake):
     assert state(spark, config, "total") == {"k": 1}
 
 
-def _compacted(spark, config):
-    """The changelog after maintenance: one file, the old ones deleted, the old log entries gone."""
-    path = f"{config.root}/changelog/s"
-    spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.checkpointInterval' = '1')")
-    spark.sql(f"OPTIMIZE delta.`{path}`")
-    spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
-    try:
-        spark.sql(f"VACUUM delta.`{path}` RETAIN 0 HOURS")
-    finally:
-        spark.conf.unset("spark.databricks.delta.retentionDurationCheck.enabled")
-    log = Path(path, "_delta_log")
-    kept = max(log.glob("*.checkpoint.parquet")).name.split(".")[0]
-    for file in [*log.glob("*.json"), *log.glob("*.crc"), *log.glob(".*.crc")]:
-        if file.name.lstrip(".").split(".")[0] < kept:
-            file.unlink(missing_ok=True)
-    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
-
-
 @pytest.mark.slow
 def test_a_compacted_changelog_whose_old_log_is_gone_folds_to_the_same(spark, filled):
     config, events = filled
@@ -199,7 +181,7 @@ def test_a_compacted_changelog_whose_old_log_is_gone_folds_to_the_same(spark, fi
     behind, new = drawn(50, first=COUNT)
     Ingest(spark, config, config.streams["s"]).batch(spark.createDataFrame(behind, SCHEMA))
     Merge(spark, config, config.stores["votes"]).round()  # the other two are behind when the feed is lost
-    _compacted(spark, config)
+    compacted(spark, config)
     with pytest.raises(FeedLost, match="no longer has what came between its versions 3 and"):
         Merge(spark, config, config.stores["total"]).round()
     assert whole(spark, config, "total") == before["total"]

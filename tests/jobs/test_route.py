@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -10,7 +9,6 @@ import threading
 from collections import Counter
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 
 from jobs.attempts import Attempts
 from jobs.check import problems
@@ -22,6 +20,7 @@ from statehouse.config.models import Route
 from statehouse.errors import ConfigError
 from statehouse.failures import failing
 from tests.support.records import SCHEMA, control, iso, record, rows
+from tests.support.topics import topic_of
 
 NOTHING = {"from": "sales", "where": "FALSE", "to": {"table": "none"}}
 T0 = 1_700_000_000_000_000
@@ -68,34 +67,6 @@ def right(sales):
     lines = Counter((s["id"], s["shop"], "***", x["code"], x["n"], s["at"]) for _, _, s, x in each)
     paid = Counter((s["id"], s["total"]) for s in sales.values() if (s["total"] or 0) > 50)
     return shipment, codes, lines, paid
-
-
-def messages(bootstrap, topic):
-    """All of a topic."""
-    client = Consumer({"bootstrap.servers": bootstrap, "group.id": "test", "log_level": 0})
-    found = client.list_topics(topic, timeout=10).topics[topic]
-    places, ends = [], 0
-    for partition in found.partitions:
-        low, high = client.get_watermark_offsets(TopicPartition(topic, partition), timeout=10)
-        places, ends = [*places, TopicPartition(topic, partition, low)], ends + high - low
-    client.assign(places)
-    made = []
-    while len(made) < ends:
-        made += client.consume(ends - len(made), 10)
-    client.close()
-    return made
-
-
-def topic_of(bootstrap, topic):
-    """A topic's messages by the headers that tell a repeat, and how many were repeats. Repeats are equal."""
-    made = {}
-    all_of_them = messages(bootstrap, topic)
-    for message in all_of_them:
-        named = {name: value.decode() for name, value in message.headers()}
-        place = named["statehouse-source"], named["statehouse-part"]
-        found = (message.key() and message.key().decode(), json.loads(message.value()))
-        assert made.setdefault(place, found) == found
-    return made, len(all_of_them) - len(made)
 
 
 def plain(row):

@@ -20,12 +20,12 @@ from jobs.spark.position import Position
 from jobs.spark.steps import branches
 from jobs.store_route import router
 from statehouse.errors import ConfigError
-from tests.jobs.test_route import messages
 from tests.support import payloads
 from tests.support.depth import sized
 from tests.support.lakes import T0, drawn
 from tests.support.oracle import fold, standing, windowed
 from tests.support.records import EPOCH, SCHEMA, iso, record, rows
+from tests.support.topics import messages
 
 HOUR = 3_600_000_000
 REDUCE = {"total": "sum", "votes": "majority", "last": "latest", "hours": "count"}

@@ -19,10 +19,11 @@ from jobs.tasks.deliver import deliver
 from jobs.tasks.job import Tasks
 from statehouse import kafka
 from statehouse.errors import ConfigError, TopicUnavailable
-from tests.jobs.test_route import messages
 from tests.support.depth import deep, sized
 from tests.support.lakes import T0, drawn, merged, right
 from tests.support.records import SCHEMA, control, iso, produce, record, rows, stamp
+from tests.support.tasks import STATUS
+from tests.support.topics import messages
 
 MINUTE = 60_000_000
 RULES = {  # store, when, after in minutes
@@ -139,17 +140,6 @@ def test_each_run_that_lasts_is_one_message_however_the_events_are_merged(alarms
     assert alarms.tasks.round() is None
 
 
-STATUS = """
-streams:
-  s:
-    topic: {topic}
-    schema: key STRING, value STRING, ts TIMESTAMP
-    time: ts
-stores:
-  status: {{stream: s, key: key, value: value, reduce: latest}}
-  acks: {{stream: s, key: key, value: value, where: "FALSE", reduce: latest}}
-tasks: {rules}
-"""
 DOWN = "down: {{store: status, when: value = 'down', after: 5 minutes, send: {{topic: {topic}-down, value: value}}}}"
 AWAY = "127.0.0.1:1"
 

@@ -23,7 +23,6 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
-import yaml
 from deltalake import DeltaTable
 
 from statehouse.client import (
@@ -40,45 +39,17 @@ from statehouse.client import (
     Unreachable,
 )
 from statehouse.client.session import Writes
-from statehouse.config.file import load
-from statehouse.config.models import Config
 from statehouse.tables import GENERATION, table
-from tests.api.test_bulk import everything
-from tests.api.test_fleet import fleet, get
-from tests.api.test_reads import STRANGE
-from tests.api.test_server import serving
-from tests.support.api_lake import MOMENT, YAML, Reports, Sales, State, eventually
+from tests.support.api_lake import MOMENT, State, eventually
+from tests.support.calls import STRANGE
+from tests.support.client_page import PAGE, TOPICS, configured, filled
+from tests.support.fleet import fleet, get
 from tests.support.records import children, create, free_port, produce
+from tests.support.serving import serving
+from tests.support.topics import everything
 
-PAGE = Path(__file__).parents[2] / "docs/client.md"
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-TOPICS = {"reports": ("client-reports", 1), "sales": ("client-sales", 3)}
 UTC = dt.timezone.utc
-
-
-def configured(folder: Path, bootstrap: str = "127.0.0.1:1", **api: object) -> Config:
-    """A configuration with topics of its own and tasks, in a folder of its own."""
-    text = {**yaml.safe_load(YAML.format(bootstrap=bootstrap)), "tasks": {"topics": ["alerts"]}, "api": api}
-    for stream, (topic, _) in TOPICS.items():
-        text["streams"][stream]["topic"] = topic
-    (folder / "statehouse.yaml").write_text(yaml.safe_dump(text))
-    return load(folder / "statehouse.yaml", {})
-
-
-def filled(config: Config) -> Sales:
-    """What the page shows: states of three stores, and an event of one of them in its changelog."""
-    sales = Sales(config)
-    sales.append({"customer": "c-1", "weight": 2.5, "at": MOMENT})
-    State(config, "last").write(1, {"key": "c-1", "value": 2.5})
-    Reports(config).append({"key": "device-007", "agent": "north", "value": "ok"})
-    reports = {"device-006": "ok", "device-007": "ok", "device-008": "alarm"}.items()
-    north = [{"north": {"value": value, "event_time": MOMENT, "_order": Decimal(1)}} for _, value in reports]
-    rows = [{"key": key, "value": value, "reports": n} for (key, value), n in zip(reports, north, strict=True)]
-    State(config, "status").write(1, *rows)
-    price = Decimal("12.50")
-    tills = ({"customer": "store 1", "till": till, "value": price, "total": price} for till in (6, 7))
-    State(config, "pairs").write(1, *tills)
-    return sales
 
 
 @pytest.fixture(scope="module")

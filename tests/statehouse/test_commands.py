@@ -16,11 +16,11 @@ import pytest
 
 from statehouse.cli import main
 from statehouse.config.file import load
-from tests.api.test_server import serving
-from tests.docs.test_docs import FENCE, console
-from tests.statehouse.test_client import PAGE, configured, filled
 from tests.support.api_lake import YAML, State
+from tests.support.client_page import PAGE, configured, filled
+from tests.support.pages import FENCE, console
 from tests.support.records import create, free_port, produce
+from tests.support.serving import serving
 from tests.support.terminals import on_terminal
 
 COMMAND = ["-m", "statehouse.cli"]

@@ -17,13 +17,13 @@ from statehouse.init.propose import Choice, file_text, look_at
 from statehouse.init.sample import Sample, of_file
 from statehouse.init.shapes import columns_of
 from statehouse.records import decoder_for
-from tests.conftest import SHARED
+from tests.support.data import SHARED
 from tests.support.depth import sized
 from tests.support.payloads import draw_anything, draw_payload, draw_schema, draw_text, write
 from tests.support.records import create, produce
+from tests.support.retail import FOLDER as RETAIL
+from tests.support.retail import sold
 from tests.support.terminals import on_terminal
-from tests.system.test_retail import FOLDER as RETAIL
-from tests.system.test_retail import sold
 
 BOOKINGS = SHARED / "bookings" / "bookings.jsonl.gz"
 DRAWN = sized(60, 2000)  # samples

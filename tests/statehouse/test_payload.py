@@ -6,7 +6,6 @@ import datetime as dt
 import math
 import random
 from decimal import Decimal
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,10 +16,20 @@ from statehouse.decoder import Decoder
 from statehouse.payload import DEEPEST, Field, Refused, canonical, convert, read
 from statehouse.types import parse_type
 from tests.support.depth import sized
-from tests.support.payloads import Raw, Wrong, ddl, draw_payload, draw_schema, draw_type, draw_value, meaning, write
+from tests.support.payloads import (
+    SUITE,
+    Raw,
+    ddl,
+    draw_payload,
+    draw_schema,
+    draw_type,
+    draw_value,
+    expected,
+    wrapped,
+    write,
+)
 
 SCHEMAS = sized(50, 2000)  # with a hundred payloads each
-SUITE = Path(__file__).parents[3] / "shared" / "data" / "jsontestsuite" / "test_parsing"
 
 
 def fields(schema):
@@ -50,28 +59,6 @@ def plain(value, kind):
             return {n: plain(v, inner) for n, v in value}
         return {n: plain(value[n], k) for n, k in inner}
     return value.replace(tzinfo=None) if isinstance(value, dt.datetime) else value
-
-
-def expected(payload, schema):
-    """The values of a payload's columns; None where it is refused."""
-    try:
-        return {name: rounded(meaning(payload.get(name), kind), kind) for name, kind in schema}
-    except Wrong:
-        return None
-
-
-def rounded(value, kind):
-    """A FLOAT has 32 bits."""
-    import numpy as np
-
-    if value is None:
-        return None
-    if not isinstance(kind, str):
-        name, inner = kind
-        if name == "ARRAY":
-            return [rounded(v, inner) for v in value]
-        return {n: rounded(v, inner if name == "MAP" else dict(inner)[n]) for n, v in value.items()}
-    return float(np.float32(value)) if kind == "FLOAT" else value
 
 
 @pytest.mark.parametrize("seed", range(SCHEMAS))
@@ -107,11 +94,6 @@ def test_what_is_canonical_means_the_same(seed):
         except Refused:
             continue
         assert same(convert(read(msgspec.json.encode(canonical(first, kind))), kind, "value"), first)
-
-
-def wrapped(content: bytes) -> list[bytes]:
-    """A file of the suite as a payload, and as the value of columns."""
-    return [content, b'{"s": %s}' % content, b'{"x": %s}' % content, b'{"n": %s}' % content, b'{"a": %s}' % content]
 
 
 @pytest.mark.skipif(not SUITE.is_dir(), reason="the suite is not beside the checkout")

@@ -168,3 +168,21 @@ def _arrow(kind: str) -> pa.DataType:
         return pa.decimal128(int(precision), int(scale))
     simple = {"STRING": pa.string(), "INT": pa.int32(), "BIGINT": pa.int64(), "DOUBLE": pa.float64()}
     return {**simple, "TIMESTAMP": TIME, "DATE": pa.date32(), "ARRAY<STRING>": pa.list_(pa.string())}[kind]
+
+
+MERGED = (
+    "status",
+    "last",
+    "tagged",
+    "rewards",
+    "by_till",
+    "days",
+)  # their types are known; the others' are not
+
+
+def made(folder: Path, bootstrap: str, **topics: str) -> Config:
+    config = configured(folder, bootstrap)
+    for store in MERGED:
+        State(config, store).write(3)
+    renamed = {n: s.model_copy(update={"topic": topics.get(n, s.topic)}) for n, s in config.streams.items()}
+    return config.model_copy(update={"streams": renamed})

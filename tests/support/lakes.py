@@ -6,6 +6,7 @@ import datetime as dt
 import random
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -119,3 +120,21 @@ def filled(lake, base):
     config = written(lake)
     shutil.copytree(base[0], config.root)
     return config, base[1]
+
+
+def compacted(spark, config):
+    """The changelog after maintenance: one file, the old ones deleted, the old log entries gone."""
+    path = f"{config.root}/changelog/s"
+    spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.checkpointInterval' = '1')")
+    spark.sql(f"OPTIMIZE delta.`{path}`")
+    spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+    try:
+        spark.sql(f"VACUUM delta.`{path}` RETAIN 0 HOURS")
+    finally:
+        spark.conf.unset("spark.databricks.delta.retentionDurationCheck.enabled")
+    log = Path(path, "_delta_log")
+    kept = max(log.glob("*.checkpoint.parquet")).name.split(".")[0]
+    for file in [*log.glob("*.json"), *log.glob("*.crc"), *log.glob(".*.crc")]:
+        if file.name.lstrip(".").split(".")[0] < kept:
+            file.unlink(missing_ok=True)
+    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()

@@ -13,6 +13,8 @@ import random
 import re
 from decimal import ROUND_HALF_UP, Decimal, localcontext
 
+from tests.support.data import SHARED
+
 BITS = {"TINYINT": 8, "SMALLINT": 16, "INT": 32, "BIGINT": 64}
 NAMES = ("a", "B", "ab", "Ab_1", "ü", "key2", "select", "a-b")
 FLOAT_MAX = 3.4028234663852886e38
@@ -320,3 +322,33 @@ def compact(value):
 def need(condition):
     if not condition:
         raise Wrong
+
+
+SUITE = SHARED / "jsontestsuite" / "test_parsing"  # the files of RFC 8259's test suite
+
+
+def expected(payload, schema):
+    """The values of a payload's columns; None where it is refused."""
+    try:
+        return {name: rounded(meaning(payload.get(name), kind), kind) for name, kind in schema}
+    except Wrong:
+        return None
+
+
+def rounded(value, kind):
+    """A FLOAT has 32 bits."""
+    import numpy as np
+
+    if value is None:
+        return None
+    if not isinstance(kind, str):
+        name, inner = kind
+        if name == "ARRAY":
+            return [rounded(v, inner) for v in value]
+        return {n: rounded(v, inner if name == "MAP" else dict(inner)[n]) for n, v in value.items()}
+    return float(np.float32(value)) if kind == "FLOAT" else value
+
+
+def wrapped(content: bytes) -> list[bytes]:
+    """A file of the suite as a payload, and as the value of columns."""
+    return [content, b'{"s": %s}' % content, b'{"x": %s}' % content, b'{"n": %s}' % content, b'{"a": %s}' % content]

@@ -10,13 +10,13 @@ import pytest
 
 from statehouse.spark_sql import quoted
 from statehouse.tables import opened, table
+from tests.support.alike import KEYS, differ
 from tests.support.avro import Names, draw_schema, draw_type, draw_value, encoded
 from tests.support.depth import sized
 from tests.support.payloads import ddl, draw_payload, draw_text, write
 from tests.support.proto import HEAD, Message, compile_module, draw_message, fill, text_of
 from tests.support.proto import draw_value as draw_value_of
 from tests.support.registry import SchemaRegistry
-from tests.system.test_alike import KEYS, differ
 
 PAYLOADS = sized(400, 10_000)
 

@@ -22,9 +22,9 @@ import pytest
 from statehouse import kafka
 from statehouse.config.file import load
 from statehouse.tables import covered, opened
+from tests.support import bookings, million
 from tests.support.depth import deep
 from tests.support.records import children, free_port, wait
-from tests.system import test_bookings, test_million
 
 TOP = Path(__file__).parents[2]
 HOME = Path(pyspark.__file__).parent
@@ -118,19 +118,19 @@ def submitted(cluster: Cluster, folder: Path, *words: str) -> Iterator[subproces
 def test_on_two_workers_one_of_which_is_killed_it_is_the_oracles(broker, spark, tmp_path):
     seed = random.randrange(10**9)
     print(f"seed {seed}")
-    dice, events = random.Random(seed), list(test_million.drawn(seed))
+    dice, events = random.Random(seed), list(million.drawn(seed))
     (folder := tmp_path / "lake").mkdir()
-    text = test_million.CONFIG.format(bootstrap=broker.bootstrap, topic=f"cluster-{os.getpid()}")
-    (folder / "statehouse.yaml").write_text(test_bookings.beside(text, broker.bootstrap))
+    text = million.CONFIG.format(bootstrap=broker.bootstrap, topic=f"cluster-{os.getpid()}")
+    (folder / "statehouse.yaml").write_text(bookings.beside(text, broker.bootstrap))
     config = load(folder / "statehouse.yaml", {})
     for stream in config.streams.values():
         kafka.create_topic(config.kafka, stream.topic)
-    booked = test_bookings.sent_to(broker.bootstrap, config.streams["bookings"].topic)
+    booked = bookings.sent_to(broker.bootstrap, config.streams["bookings"].topic)
     shuffled = dice.sample(events, len(events))
-    producer = test_million.producer_of(broker.bootstrap)
+    producer = million.producer_of(broker.bootstrap)
 
     def send(some):
-        test_million.send_all(producer, config.streams["s"].topic, some, dice)
+        million.send_all(producer, config.streams["s"].topic, some, dice)
 
     def merged():
         log = (folder / "submit.log").read_text()[-3000:]
@@ -158,12 +158,12 @@ def test_on_two_workers_one_of_which_is_killed_it_is_the_oracles(broker, spark, 
         start = "unix_micros(window_start)" if store == "hours" else "CAST(NULL AS BIGINT)"
         table = spark.read.format("delta").load(f"{config.root}/state/{store}").selectExpr("key", start, "value")
         found = {r[0] if r[1] is None else (r[0], r[1]): r[2] for r in table.collect()}
-        assert found == test_million.right(events, store), store
+        assert found == million.right(events, store), store
     assert spark.read.format("delta").load(f"{config.root}/changelog/bookings").count() == len(booked)
     values = {
         name: {r["key"]: r["value"] for r in spark.read.format("delta").load(f"{config.root}/state/{name}").collect()}
         for name in ("latest_booking", "bookings_made", "usual_clerk")
     }
-    for customer, (latest, count, clerk) in test_bookings.expected().items():
+    for customer, (latest, count, clerk) in bookings.expected().items():
         assert values["latest_booking"][customer] == dt.datetime.fromisoformat(latest.rstrip("Z")), customer
         assert (values["bookings_made"][customer], values["usual_clerk"][customer]) == (count, clerk)

@@ -16,13 +16,12 @@ from collections import Counter
 import pytest
 
 from statehouse.config.file import load
-from tests.jobs.test_route import messages, topic_of
 from tests.support.depth import sized
 from tests.support.lean import lean
 from tests.support.oracle import fold
+from tests.support.processes import kill_all, session_of, statehouse
 from tests.support.records import control, iso, payload, rows, wait
-from tests.system.test_bookings import statehouse
-from tests.system.test_stopping import kill_all, session_of
+from tests.support.topics import messages, topic_of
 
 CONFIG = """root: ./lake
 kafka:

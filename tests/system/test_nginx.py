@@ -15,8 +15,8 @@ from urllib.parse import quote
 import pytest
 
 from statehouse.config.models import Config
-from tests.api.test_fleet import SHARDS, Instances, answers, config, filled, fleet, get, raw
 from tests.support.api_lake import eventually
+from tests.support.fleet import SHARDS, Instances, answers, config, filled, fleet, get, raw
 from tests.support.records import free_port
 
 __all__ = ["config"]  # a fixture

@@ -16,31 +16,9 @@ from jobs.merge import Merge
 from jobs.publish import Publisher
 from jobs.store_route import router
 from statehouse.config.file import load
-from tests.conftest import SHARED
-from tests.jobs.test_route import messages, topic_of
 from tests.support.records import SCHEMA, record, rows
-
-FOLDER = SHARED / "retail"
-T0 = 1_780_000_000_000
-
-
-def sold(dice, count):
-    """What tills send: templates with number, time, lines and totals filled in, and an address where it is to be delivered."""
-    known = {name: json.loads((FOLDER / f"{name}.json").read_text()) for name in ("invoice", "address", "products")}
-    for number in range(count):
-        lines = [
-            {**item, "ItemPrice": int(item["ItemPrice"]), "ItemQty": dice.randrange(1, 4)}
-            for item in dice.sample(known["products"], dice.randrange(1, 4))
-        ]
-        made = dict(
-            dice.choice(known["invoice"]), InvoiceNumber=number, CreatedTime=T0 + number, InvoiceLineItems=lines
-        )
-        made["StoreID"] = dice.choice(known["invoice"])["StoreID"]  # customers buy at several tills
-        made["TotalAmount"] = sum(line["ItemPrice"] * line["ItemQty"] for line in lines)
-        made["NumberOfItems"] = sum(line["ItemQty"] for line in lines)
-        if made["DeliveryType"] == "HOME-DELIVERY":
-            made["DeliveryAddress"] = dice.choice(known["address"])
-        yield made
+from tests.support.retail import FOLDER, T0, sold
+from tests.support.topics import messages, topic_of
 
 
 def masked(invoice, line):

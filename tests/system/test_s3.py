@@ -22,9 +22,9 @@ from deltalake import DeltaTable
 from statehouse import kafka
 from statehouse.config.file import load
 from statehouse.tables import covered
-from tests.api.test_fleet import answers, get
+from tests.support import bookings, million, processes
+from tests.support.fleet import answers, get
 from tests.support.records import free_port, wait
-from tests.system import test_bookings, test_million
 
 GATEWAY = os.environ.get("STATEHOUSE_S3_GATEWAY")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not GATEWAY, reason="`make s3` runs it")]
@@ -78,21 +78,21 @@ class Gateway:
 def test_the_bookings_and_random_events_with_the_server_restarted(broker, tmp_path, monkeypatch):
     seed = random.randrange(10**9)
     print(f"seed {seed}")
-    dice, events = random.Random(seed), list(test_million.drawn(seed))
+    dice, events = random.Random(seed), list(million.drawn(seed))
     gateway = Gateway(tmp_path)
     for name, value in gateway.environment.items():
         monkeypatch.setenv(name, value)
-    text = test_million.CONFIG.format(bootstrap=broker.bootstrap, topic=f"s3-{os.getpid()}")
-    text = test_bookings.beside(text, broker.bootstrap)
+    text = million.CONFIG.format(bootstrap=broker.bootstrap, topic=f"s3-{os.getpid()}")
+    text = bookings.beside(text, broker.bootstrap)
     (tmp_path / "statehouse.yaml").write_text(text.replace("root: ./lake", "root: s3a://lakes/lake"))
     config = load(tmp_path / "statehouse.yaml", {})
     for stream in config.streams.values():
         kafka.create_topic(config.kafka, stream.topic)
-    booked = test_bookings.sent_to(broker.bootstrap, config.streams["bookings"].topic)
-    producer = test_million.producer_of(broker.bootstrap)
+    booked = bookings.sent_to(broker.bootstrap, config.streams["bookings"].topic)
+    producer = million.producer_of(broker.bootstrap)
 
     def send(some):
-        test_million.send_all(producer, config.streams["s"].topic, some, dice)
+        million.send_all(producer, config.streams["s"].topic, some, dice)
 
     def ingested():
         assert jobs.poll() is None, (tmp_path / "run.log").read_text()[-3000:]
@@ -119,18 +119,18 @@ def test_the_bookings_and_random_events_with_the_server_restarted(broker, tmp_pa
             wait(lambda: ingested() == len(events), 300, 0.5, "all in the changelog")
             jobs.terminate()
             assert jobs.wait(120) == 0
-            test_bookings.statehouse(tmp_path, "run", "--once")
-            test_bookings.statehouse(tmp_path, "maintain", "--once")
-            for store in test_million.REDUCE:
-                right = test_million.right(events, store)
+            processes.statehouse(tmp_path, "run", "--once")
+            processes.statehouse(tmp_path, "maintain", "--once")
+            for store in million.REDUCE:
+                right = million.right(events, store)
                 wait(lambda s=store, r=right: served(port, s) == r, 60, 1, f"the oracle's {store}")
-            wanted = test_bookings.expected()
+            wanted = bookings.expected()
             assert {k: v for k, v in served(port, "bookings_made").items()} == {c: w[1] for c, w in wanted.items()}
             assert {k: v for k, v in served(port, "usual_clerk").items()} == {c: w[2] for c, w in wanted.items()}
             customer = next(iter(wanted))
             found = get(port, f"/stores/bookings_made/keys/{customer}/history")[1]
             assert len(found["events"]) == wanted[customer][1]
-            status = json.loads(test_bookings.statehouse(tmp_path, "status", "--json"))
+            status = json.loads(processes.statehouse(tmp_path, "status", "--json"))
             assert {s["name"]: s["events"] for s in status["streams"]} == {"s": len(events), "bookings": len(booked)}
         finally:
             for process in (jobs, serve):

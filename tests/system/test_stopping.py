@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from py4j import java_gateway
 
 from statehouse import logs
+from tests.support.processes import kill_all, session_of
 from tests.support.records import wait
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
@@ -26,20 +26,6 @@ READY = {"serve": b"serving on", "broker": b"bootstrap.servers="}
 PORT = {"serve": ["--port", "0"], "broker": ["--port", "0"]}
 
 
-def session_of(leader: int) -> list[int]:
-    """The processes of a session that have not ended."""
-    alive = []
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            pid, _, rest = file.read_text().partition(" (")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        state, _, _, session = rest.rpartition(") ")[2].split()[:4]
-        if int(session) == leader and state not in "ZX":
-            alive.append(int(pid))
-    return alive
-
-
 def catches(pid: int) -> bool:
     """Whether a process has a handler for SIGTERM."""
     caught = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt:"))
@@ -48,14 +34,6 @@ def catches(pid: int) -> bool:
 
 def children(pid: int) -> str:
     return "".join(file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/children"))
-
-
-def kill_all(leader: subprocess.Popen[bytes]) -> None:
-    """Leave nothing behind, whatever a test has come to."""
-    for pid in session_of(leader.pid):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    leader.wait()
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ from statehouse.errors import TopicRecreated
 from statehouse.kafka import Topic, find_topic, recreated
 from statehouse.status import stream_status
 from statehouse.tables import metadata
-from tests.api.test_live import Shop
 from tests.support.api_lake import eventually
+from tests.support.live import Shop
 from tests.support.records import create, produce, recreate, rows, wait
 
 CONFIG = """
