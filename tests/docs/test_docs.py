@@ -20,9 +20,10 @@ from tests.support.pages import FENCE, console, folder
 
 __all__ = ["folder"]  # a fixture
 
-# What docs/console.md shows is done in tests/api/test_console_browser.py, what docs/client.md shows in tests/statehouse/test_client.py, and the tutorial in
-# tests/docs/test_tutorial.py. Some pages list what the code has, and are held to it by tests/test_structure.py, tests/api/test_openapi.py,
-# tests/docs/test_errors_page.py, tests/docs/test_monitor_page.py and tests/docs/test_pages.py. Others tell, and show nothing that runs.
+# What docs/console.md shows is done in tests/api/test_console_browser.py, what docs/client.md shows in
+# tests/statehouse/test_client.py, and the tutorial in test_tutorial.py. Some pages list what the code has, and are held to it by
+# tests/test_structure.py, tests/api/test_openapi.py, test_errors_page.py, test_monitor_page.py and test_pages.py. Others tell, and
+# show nothing that runs.
 LISTING = ("reference", "options", "errors", "monitor")
 TELLING = ("concepts", "deploy", "upgrade")
 ELSEWHERE = ("client", "console", "tutorial", *LISTING, *TELLING)
