@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from urllib.parse import quote
@@ -24,13 +25,25 @@ from tests.support.calls import STRANGE
 from tests.support.serving import SCRIPT, get, serving, stopped
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> Config:
-    config = configured(tmp_path)
+def filled(folder: Path) -> Config:
+    """A lake with odd keys."""
+    config = configured(folder)
     State(config, "last").write(3, *({"key": k, "value": float(i)} for i, k in enumerate(STRANGE)))
     State(config, "pairs").write(3, {"customer": "a/b", "till": 1, "value": 2})
     State(config, "names").write(3, {"customer": "a/b", "tag": "x%2Fy", "value": Decimal("0.10")})
     return config
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return filled(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[http.client.HTTPConnection]:
+    """To a server of those who only read, and leave it as it is."""
+    with serving(filled(tmp_path_factory.mktemp("served"))) as (_, connection):
+        yield connection
 
 
 def test_served_for_real(config: Config) -> None:
@@ -53,26 +66,25 @@ def test_served_for_real(config: Config) -> None:
         assert seconds < 5
 
 
-def test_a_path_is_written_in_one_way(config: Config) -> None:
+def test_a_path_is_written_in_one_way(connection: http.client.HTTPConnection) -> None:
     """Or rules of a proxy by path could be passed by."""
-    with serving(config) as (_, connection):
-        for path in (
-            "/healthz",
-            "/stores/last",
-            "/stores/last/keys/a",
-            "/stores/last/keys//a",
-            "/stores/last/keys/%2Fa",
-        ):
-            status = get(connection, path)[0]
-            assert status == 200 or (status == 404 and "/keys/" in path), path
-            segments = path.split("/")[1:]
-            for place in range(min(3, len(segments))):
-                segment = segments[place]
-                for other in (f"/{segment}", f"%{ord(segment[0]):02x}{segment[1:]}", f"{segment}%2f", f"{segment}/"):
-                    wrong = "/" + "/".join([*segments[:place], other, *segments[place + 1 :]])
-                    if not wrong.startswith("/stores/last/keys/"):
-                        assert get(connection, wrong)[0] == 404, wrong
-        assert get(connection, "/stores/last%2fkeys/a")[0] == get(connection, "/stores%2flast/keys/a")[0] == 404
+    for path in (
+        "/healthz",
+        "/stores/last",
+        "/stores/last/keys/a",
+        "/stores/last/keys//a",
+        "/stores/last/keys/%2Fa",
+    ):
+        status = get(connection, path)[0]
+        assert status == 200 or (status == 404 and "/keys/" in path), path
+        segments = path.split("/")[1:]
+        for place in range(min(3, len(segments))):
+            segment = segments[place]
+            for other in (f"/{segment}", f"%{ord(segment[0]):02x}{segment[1:]}", f"{segment}%2f", f"{segment}/"):
+                wrong = "/" + "/".join([*segments[:place], other, *segments[place + 1 :]])
+                if not wrong.startswith("/stores/last/keys/"):
+                    assert get(connection, wrong)[0] == 404, wrong
+    assert get(connection, "/stores/last%2fkeys/a")[0] == get(connection, "/stores%2flast/keys/a")[0] == 404
 
 
 def test_who_may_call_this_machine_what(config: Config) -> None:
@@ -91,9 +103,9 @@ def test_who_may_call_this_machine_what(config: Config) -> None:
                 assert (response.status, len(response.read()) > 0) == (expected, True), (shards, path)
 
 
-def test_the_event_loop_says_what_flask_says(config: Config) -> None:
+def test_the_event_loop_says_what_flask_says(connection: http.client.HTTPConnection) -> None:
     """In the same bytes: the header Origin is for Flask."""
-    with serving(config) as (_, connection), socket.create_connection(("127.0.0.1", connection.port)) as raw:
+    with socket.create_connection(("127.0.0.1", connection.port)) as raw:
         for key in STRANGE:
             path, answers = f"/stores/last/keys/{quote(key, safe='')}", []
             for more in ("", "Origin: http://x\r\n", "X: 1\r\n", "X: 1\r\nX: 2\r\n"):
