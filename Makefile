@@ -128,7 +128,7 @@ $(GATEWAY): | install
 
 s3: install $(GATEWAY) ## a lake on S3, by a gateway on loopback (needs Go; fetches 600 MB)
 	@$(call PACKAGES,dev$(COMMA)s3)
-	@STATEHOUSE_S3_GATEWAY="$$PWD/$(GATEWAY)" $(BIN)/python -m pytest tests/test_s3.py
+	@STATEHOUSE_S3_GATEWAY="$$PWD/$(GATEWAY)" $(BIN)/python -m pytest tests/system/test_s3.py
 
 # It asks no other host, as its reader does not; the banner of its theme is about another version than the pinned one.
 docs: $(RUNS) ## the pages as a site with search: build/site/index.html

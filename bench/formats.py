@@ -29,8 +29,8 @@ from demo.broker import Broker
 from statehouse.config.file import load
 from statehouse.formats.wire import ids_of
 from statehouse.status import stream_status
-from tests.proto import compile_module
 from tests.support import apicurio
+from tests.support.proto import compile_module
 
 AVRO = {
     "type": "record",

@@ -5,7 +5,7 @@ Both engines know most functions by the same names, and differ at an edge: `CAST
 be alike: what is in :mod:`statehouse.kinds`. A store with anything else is right in Spark, and the API shows it as it was merged.
 Whole numbers beyond their type begin anew in Spark, and make all of an expression null in DuckDB; by :func:`nulled` they are null in
 both.
-`tests/test_alike_expressions.py` holds both engines to each of them, over values at the edges of every type.
+`tests/system/test_alike_expressions.py` holds both engines to each of them, over values at the edges of every type.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@
 * ``try_sum`` and ``try_add``: DuckDB's raise where decimals or integers are too large; its sum of integers has room for all.
 * ``from_json`` of a literal type: a cast of JSON, null where it is not of that type; what is binary in it is base64.
 
-``tests/test_transpile.py`` runs each in DuckDB, and ``tests/test_law.py`` the whole fold.
+``tests/statehouse/test_transpile.py`` runs each in DuckDB, and ``tests/system/test_law.py`` the whole fold.
 """
 
 from __future__ import annotations

@@ -6,16 +6,15 @@ import logging
 import os
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from statehouse.config.file import load
 from statehouse.config.models import Config
-from tests.lakes import base, filled
-from tests.records import free_port
-from tests.services import tried
 from tests.support import balance, depth, slow
+from tests.support.lakes import base, filled
+from tests.support.records import free_port
+from tests.support.services import tried
 
 depth.load_profile()
 # Of the processor's time that a JVM takes for the few steps of one test, half goes into compiling them for speed. So
@@ -25,8 +24,6 @@ ROOM = "-XX:ReservedCodeCacheSize=512m"
 if not depth.FULL:
     os.environ.setdefault("JAVA_TOOL_OPTIONS", f"-XX:TieredStopAtLevel=1 {ROOM}")
 __all__ = ["base", "filled", "tried"]  # fixtures
-
-SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 
 def pytest_configure(config: pytest.Config) -> None:

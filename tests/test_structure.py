@@ -1,4 +1,4 @@
-"""The walls between the folders and between the rooms of ``api/`` and ``jobs/``, and that nothing is undocumented."""
+"""The walls between the folders, the rooms of ``api/`` and ``jobs/`` and the tests, and that nothing is undocumented."""
 
 from __future__ import annotations
 
@@ -159,6 +159,27 @@ def test_a_room_says_what_it_is_for_and_has_no_code_at_its_door(folder, rooms):
     for door in doors:
         tree = ast.parse(door.read_text())
         assert ast.get_docstring(tree) and len(tree.body) == 1, door
+
+
+# Where tests are: those of a folder in one of its name, those of the pages, and those of both halves together or of several processes.
+TEST_ROOMS = {"api", "jobs", "statehouse", "docs", "system"}
+OF_ALL = {"tests/test_structure.py", "tests/test_turns.py"}  # of the folders themselves
+
+
+def test_each_test_is_in_a_folder_that_says_what_it_is_of():
+    rooms = {folder.name for folder in (TOP / "tests").iterdir() if any(folder.glob("*.py"))}
+    assert rooms == {*TEST_ROOMS, "support"}
+    assert {str(file.relative_to(TOP)) for file in (TOP / "tests").glob("test_*.py")} == OF_ALL
+    assert list((TOP / "tests/support").rglob("test_*.py")) == []
+    for room in TEST_ROOMS:
+        assert (TOP / "tests" / room / "__init__.py").is_file(), "two folders may have a file of the same name"
+        assert f"`{room}/`" in (TOP / "CONTRIBUTING.md").read_text()
+
+
+def test_no_module_of_tests_imports_another():
+    """What tests have in common is in tests/support."""
+    for module, names in modules_of("tests").items():
+        assert {n for n in names if n.split(".")[0] == "tests" and n.split(".")[1:2] != ["support"]} == set(), module
 
 
 def test_every_setting_reducer_and_subcommand_is_in_the_reference():

@@ -16,8 +16,8 @@ TESTS = Path(__file__).parent
 
 def test_every_file_that_has_more_at_full_depth_has_a_turn():
     words = re.compile(r"@given\(|= sized\(|@deep|, first\(\d")
-    deeper = {f"tests/{f.name}" for f in TESTS.glob("test_*.py") if words.search(f.read_text())}
-    assert "tests/test_api_where.py" in deeper and "tests/test_recover.py" in deeper
+    deeper = {str(f.relative_to(TESTS.parent)) for f in TESTS.rglob("test_*.py") if words.search(f.read_text())}
+    assert "tests/api/test_where.py" in deeper and "tests/jobs/test_recover.py" in deeper
     assert deeper - {file for files in TURNS.values() for file in files} <= {"tests/test_turns.py"}
 
 

@@ -19,7 +19,7 @@ leaf   ``ChangeSignal``'s      Who waits for a change. What it looks at takes no
 
 Who has one takes only such as come after it, and of the leaves one at most. A reader who waits for a fold holds none. Neither 2 nor 3 is held
 over a request to Kafka or to the lake, but for one case: where a late reset tore a pending key, the changelog is read for it (3, and 2 if
-a commit came across it). ``tests/test_api_locks.py`` holds the order.
+a commit came across it). ``tests/api/test_locks.py`` holds the order.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from statehouse.places import cache_folder
-from tests.records import free_port
+from tests.support.records import free_port
 
 VERSION = "2.6.13.Final"
 NAME = f"apicurio-registry-app-{VERSION}"

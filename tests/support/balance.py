@@ -14,19 +14,25 @@ from typing import Any
 import pytest
 
 GROUPS = {
-    "processes": ("test_api_robust", "test_broker", "test_cluster", "test_crash", "test_million"),
+    "processes": (
+        "system/test_api_robust",
+        "system/test_broker",
+        "system/test_cluster",
+        "system/test_crash",
+        "system/test_million",
+    ),
     "tried": (
-        "test_api_fuzz",
-        "test_api_openapi",
-        "test_console_browser",
-    ),  # fixtures of tests/services.py and tests/lakes.py
-    "base": ("test_api_tail", "test_recover"),
+        "api/test_fuzz",
+        "api/test_openapi",
+        "api/test_console_browser",
+    ),  # fixtures of tests/support/services.py and tests/support/lakes.py
+    "base": ("api/test_tail", "jobs/test_recover"),
 }
 GROUP_OF = {f"tests/{name}.py": group for group, names in GROUPS.items() for name in names}
 
 
 def group_of(nodeid: str) -> str:
-    """The group of a test, by its name such as ``tests/test_law.py::test_x``."""
+    """The group of a test, by its name such as ``tests/system/test_law.py::test_x``."""
     file = nodeid.partition("::")[0]
     return GROUP_OF.get(file, file)
 

@@ -31,8 +31,8 @@ from deltalake import DeltaTable
 from statehouse.config.file import load
 from statehouse.failures import failing
 from statehouse.tables import select
-from tests.oracle import fold
-from tests.records import create, free_port, wait
+from tests.support.oracle import fold
+from tests.support.records import create, free_port, wait
 
 RATE, POISON, KEYS = 1000, 50, 500
 TAGS = ["a", "b"]

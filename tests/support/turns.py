@@ -23,24 +23,27 @@ TESTS = Path(__file__).parents[1]
 # A turn has a name and its tests.
 PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     "law": {
-        "the law in both engines": ("tests/test_law.py",),
-        "reducers of one's own, interrupted recoveries": ("tests/test_own_reducers.py", "tests/test_recover.py"),
-        "a million events": ("tests/test_million.py",),
-        "kills": ("tests/test_crash.py",),
-        "a cluster": ("tests/test_cluster.py",),
+        "the law in both engines": ("tests/system/test_law.py",),
+        "reducers of one's own, interrupted recoveries": (
+            "tests/jobs/test_own_reducers.py",
+            "tests/jobs/test_recover.py",
+        ),
+        "a million events": ("tests/system/test_million.py",),
+        "kills": ("tests/system/test_crash.py",),
+        "a cluster": ("tests/system/test_cluster.py",),
     },
     "fuzz": {
-        "the API by schemathesis": ("tests/test_api_openapi.py",),
+        "the API by schemathesis": ("tests/api/test_openapi.py",),
         "keys over plain sockets, payloads through both halves": (
-            "tests/test_api_fuzz.py",
-            "tests/test_alike.py",
-            "tests/test_payload.py",
+            "tests/api/test_fuzz.py",
+            "tests/system/test_alike.py",
+            "tests/statehouse/test_payload.py",
         ),
         "properties": (),  # of all files that no other turn names
     },
     "soak": {
-        "what is pending": ("tests/test_api_live.py",),
-        "an API among things that fail": ("tests/test_api_robust.py",),
+        "what is pending": ("tests/api/test_live.py",),
+        "an API among things that fail": ("tests/system/test_api_robust.py",),
     },
 }
 DEEPER = re.compile(r"^from (hypothesis|tests\.support\.depth) import", re.MULTILINE)
@@ -49,8 +52,8 @@ DEEPER = re.compile(r"^from (hypothesis|tests\.support\.depth) import", re.MULTI
 def _of_no_turn() -> tuple[str, ...]:
     """The files that have more at full depth, and that no turn names."""
     named = {file for part in PARTS.values() for files in part.values() for file in files}
-    files = (f"tests/{file.name}" for file in sorted(TESTS.glob("test_*.py")) if DEEPER.search(file.read_text()))
-    return tuple(file for file in files if file not in named)
+    files = (file for file in sorted(TESTS.rglob("test_*.py")) if DEEPER.search(file.read_text()))
+    return tuple(name for file in files if (name := str(file.relative_to(TESTS.parent))) not in named)
 
 
 PARTS["fuzz"]["properties"] = _of_no_turn()

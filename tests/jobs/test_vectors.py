@@ -1,0 +1,100 @@
+"""A state whose replaced rows are marked and not written anew: the same rows to every reader, in every version."""
+
+from __future__ import annotations
+
+import pytest
+from deltalake import DeltaTable
+
+from api.engine import delta, duck
+from jobs.maintain import Maintain
+from jobs.merge import Merge
+from statehouse.errors import StatehouseError
+from statehouse.tables import MARKING, deleted_rows, opened, position, rows_and_bytes, select
+from tests.support.depth import sized
+from tests.support.lakes import drawn, more, right, state, written
+from tests.support.records import record
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def marking(monkeypatch):
+    """As in a state that is not small."""
+    monkeypatch.setattr("jobs.merge.SMALL", 0)
+
+
+ROWS = "count(*) AS n, count(value) AS v, max(key) AS k"
+
+
+def of_every_reader(spark, path, version):
+    """What each reader counts in a version."""
+    by_spark = spark.read.format("delta").option("versionAsOf", version).load(path).selectExpr(ROWS.split(", "))
+    found = {
+        "Spark": by_spark.collect()[0].asDict(),
+        "deltalake": select(DeltaTable(path, version=version), f"SELECT {ROWS} FROM found")[0],
+    }
+    with duck.connect() as db:
+        view = delta.pin(db, path, version, "lake")
+        found["the API"] = db.execute(f"SELECT {ROWS} FROM {view}").to_arrow_table().to_pylist()[0]
+        delta.unpin(db, "lake")
+        scan = f"delta_scan('{path}', version = {version})"
+        found["DuckDB"] = db.execute(f"SELECT {ROWS} FROM {scan}").to_arrow_table().to_pylist()[0]
+    return found
+
+
+def test_every_reader_has_the_same_rows_in_every_version(spark, lake):
+    config, known = written(lake), []
+    path = f"{config.root}/state/total"
+    marked = 0
+    for batch in range(sized(4, 12)):
+        if batch == 2:  # a MERGE over rows that are marked
+            config = config.model_copy(update={"deletion_vectors": False})
+        if batch == 3:
+            config = config.model_copy(update={"deletion_vectors": True})
+        records, events = drawn(60 + batch, 4 if batch else 60, first=60 * batch)
+        known += events
+        more(spark, config, records)
+        assert state(spark, config, "total") == right(known, "total"), batch
+        marked = max(marked, sum(map(len, deleted_rows(opened(path)).values())))
+    assert marked, "rows were marked"
+    Maintain(spark, config).store(Merge(spark, config, config.stores["total"]))
+    for version in range(opened(path).version() + 1):
+        found = of_every_reader(spark, path, version)
+        assert len({tuple(rows.values()) for rows in found.values()}) == 1, (version, found)
+        assert rows_and_bytes(path, version)[0] == found["Spark"]["n"]
+
+
+def test_a_commit_costs_its_rows_and_leaves_the_other_files(spark, lake):
+    config = written(lake)
+    path = f"{config.root}/state/total"
+
+    def add(first, keys):
+        events = [record("t", 0, first + n, 10**15, key, {"key": key, "n": 1}) for n, key in enumerate(keys)]
+        more(spark, config, events, "total")
+        return set(DeltaTable(path).file_uris())
+
+    before = add(0, [f"key-{n}" for n in range(200)])
+    size = rows_and_bytes(path)[1]
+    after = add(200, ["key-7", "key-8", "new"])
+    assert before < after and rows_and_bytes(path) == (201, pytest.approx(size, rel=1))
+    assert sum(map(len, deleted_rows(opened(path)).values())) == 2
+    done = opened(path).history(1)[0]["operationMetrics"]
+    assert [int(done[f"numTargetRows{name}"]) for name in ("Inserted", "Updated", "Deleted")] == [1, 2, 0]
+    assert MARKING in opened(path).protocol().reader_features
+
+
+def test_rows_of_a_version_that_is_no_longer_the_newest_are_not_written(spark, lake, monkeypatch):
+    config = written(lake)
+    more(spark, config, [record("t", 0, 0, 10**15, "a", {"key": "a", "n": 1})], "total")
+    path = f"{config.root}/state/total"
+    count, before = Merge._counted_rows, position(path)
+
+    def somebody_else_writes(merge, rows):
+        spark.sql(f"DELETE FROM delta.`{path}`")
+        return count(merge, rows)
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(Merge, "_counted_rows", somebody_else_writes)
+        with pytest.raises(StatehouseError, match="one writer a table"):
+            more(spark, config, [record("t", 0, 1, 10**15, "a", {"key": "a", "n": 1})], "total")
+    assert rows_and_bytes(path)[0] == 0 and position(path) == before
