@@ -35,7 +35,7 @@ EVENT, ARRIVAL, ARRIVED, ORDER = "_event", "_arrival", "_arrived", "_order"
 # Of the log, also where it is not known with which commit each event came: a batch has one time.
 LOG_ORDER = ("_log_time", "_partition", "_offset")
 # Of an event, whatever is asked for: where it is, when and what it was, and what the quarantine has of it.
-TOLD_OF_ALL = ("_topic", *LOG_ORDER, "_event_time", "_op", "_key", "_payload")
+TOLD_OF_ALL = ("_topic", *LOG_ORDER, "_event_time", "_rank", "_op", "_key", "_payload")
 ALL = re.compile(r"(^|[(,])\s*\*\s*($|[,)])")  # `*`, and `struct(*)`; no product
 
 
