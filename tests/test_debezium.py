@@ -166,7 +166,7 @@ def test_the_state_is_the_table(spark, lake, connector, encoding):
         assert differ(spark, config, records, payload_of(begin, encoding, connector)) == len(records)
     right = table(told)
     assert 0 < len(right) < 12
-    found = {r["key"]: r["value"].asDict() for r in rows(spark, f"{config.root}/state/whole") if r["key"] != 99}
+    found = {r["key"]: r["value"] for r in rows(spark, f"{config.root}/state/whole") if r["key"] != 99}
     assert found == {
         key: {
             **row,
