@@ -120,6 +120,7 @@ def parse(
     schema = ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())
     report = "_op = 'report' AND _reason IS NULL"
     time = guard.format(f"CAST({_time(stream)} AS TIMESTAMP)")
+    known = "coalesce(_time, _timestamp)" if stream.captured else "_timestamp"  # of what is no report
     return (
         records.selectExpr(
             "partition AS _partition",
@@ -138,7 +139,7 @@ def parse(
         .withColumn(
             "_reason",
             F.expr(
-                f"coalesce(_reason, CASE WHEN _op = 'report' THEN {_reason(stream, guard)} WHEN _timestamp IS NULL THEN {UNTIMED} END"
+                f"coalesce(_reason, CASE WHEN _op = 'report' THEN {_reason(stream, guard)} WHEN {known} IS NULL THEN {UNTIMED} END"
                 f"{', ' + _unranked(stream) if stream.ranked else ''})"
             ),
         )
