@@ -84,7 +84,8 @@ def beside(folder: Path, keys: int) -> None:
         kafka.create_topic(properties, "t")
         (folder / "statehouse.yaml").write_text(f"kafka: {json.dumps(properties)}\n{CONFIG}")
         began = time.monotonic()
-        with started(folder, "serve", "--port", "0") as api:
+        # Without the jobs what is pending would be too much after half a minute, and the worker would step aside.
+        with started(folder, "run"), started(folder, "serve", "--port", "0") as api:
             assert api.stdout
             url = api.stdout.readline().split()[-1]
             ready(url, f"key-{keys - 1}", began)
