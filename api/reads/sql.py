@@ -6,6 +6,7 @@ first statement, ends where none comes for a while, and is killed where a statem
 
 from __future__ import annotations
 
+import os
 import select
 import subprocess
 import sys
@@ -81,7 +82,7 @@ class SqlProcess:
                 raise Problem(503, "busy", "the service is ending")
             if self._process is None or self._process.poll() is not None:
                 # With -m its classes would have other names.
-                command = [sys.executable, "-c", "from api.reads.sql_process import main; main()"]
+                command = [sys.executable, "-c", f"from api.reads.sql_process import main; main({os.getpid()})"]
                 self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             return self._process
 

@@ -227,16 +227,12 @@ def _watch(parent: int) -> None:
     os._exit(1)
 
 
-def main() -> None:
-    """Answer until the pipe ends, or the process that asks."""
+def main(parent: int) -> None:
+    """Answer until the pipe ends, or the process that asks, whose id is told: it may have ended before this one has begun."""
     os.nice(NICE)
     _bound()
-    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever is printed is no answer
     while (statement := receive(sys.stdin.buffer)) is not None:
         send(answers, answer(statement))
-
-
-if __name__ == "__main__":
-    main()

@@ -270,7 +270,7 @@ def test_what_cannot_be_written_is_said_and_the_process_stays(client: FlaskClien
 
 
 def test_it_ends_with_the_service(config: Config, tmp_path: Path) -> None:
-    """Also where others wait for their turn, and where nobody can tell it to."""
+    """Also where others wait for their turn."""
     app = create_app(config)
     process = app.extensions["statehouse"].sql
     endless = {"sql": "SELECT count(*) FROM range(1000000000000) a(i) WHERE i % 7 = 3"}
@@ -282,6 +282,10 @@ def test_it_ends_with_the_service(config: Config, tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert process._process is None
+
+
+@pytest.mark.parametrize("seconds", [0.1, 1], ids=["while it starts", "amid a statement"])
+def test_it_ends_with_who_asks_also_where_that_is_killed(seconds: float) -> None:
     program = """
 import os, sys, threading
 from api.engine.deadline import Deadline
@@ -293,7 +297,7 @@ process.ask(Statement("SELECT count(*) FROM range(1000000000000) a(i) WHERE i % 
 """
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as killed:
         child = int(killed.stdout.readline())
-        time.sleep(1)
+        time.sleep(seconds)
         killed.kill()
     eventually(lambda: not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2])
 
