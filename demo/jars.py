@@ -66,20 +66,20 @@ def _fetch(folder: Path) -> None:
 def _one(folder: Path, digest: str, path: str) -> int:
     """Fetch one jar, if it is not there: its bytes."""
     file, url = folder / path.rpartition("/")[2], f"{CENTRAL}/{path}"
-    for attempt in range(1, ATTEMPTS + 1):
+    attempt = 0
+    while not file.is_file():
+        attempt += 1
         try:
-            if not file.is_file():
-                with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
-                    content: bytes = answer.read()
-                if (found := hashlib.sha256(content).hexdigest()) != digest:
-                    raise OSError(f"found the SHA-256 {found}, expected {digest}")
-                file.with_suffix(".part").write_bytes(content)
-                file.with_suffix(".part").rename(file)
-            return file.stat().st_size
+            with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
+                content: bytes = answer.read()
+            if (found := hashlib.sha256(content).hexdigest()) != digest:
+                raise OSError(f"found the SHA-256 {found}, expected {digest}")
+            file.with_suffix(".part").write_bytes(content)
+            file.with_suffix(".part").rename(file)
         except OSError as error:  # urllib's are such, too
             if attempt == ATTEMPTS:
                 raise BrokerError(
                     f"Kafka {KAFKA} could not be fetched in {ATTEMPTS} attempts: {url}: {first_line(error)}"
                 ) from None
             time.sleep(attempt)  # what is temporary should have time to pass
-    raise AssertionError
+    return file.stat().st_size
