@@ -198,6 +198,41 @@ def decoder_of(fields: tuple[Field, ...], format: Format) -> ChangeDecoder:
     return ChangeDecoder(fields, format)
 
 
+class _Texts(dict[str, str]):
+    """Of any column that its values are text, or a number as it is written: so nothing of them is lost."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __missing__(self, name: str) -> str:
+        return "STRING"
+
+
+def rows_of(
+    payloads: Sequence[bytes], ids: Sequence[bytes | None], keys: Sequence[str | None], format: Format
+) -> list[str | Refused]:
+    """The row of each change as JSON, for who does not know its columns yet, or why there is none."""
+    decoder = ChangeDecoder((), format)
+    decoder._kinds = _Texts()
+    changes, reasons = decoder._in_avro(payloads, ids) if decoder._avro else _in_json(payloads)
+    rows: list[str | Refused] = []
+    for change, reason, key in zip(changes, reasons, keys, strict=True):
+        try:
+            _, row = decoder._row(change, key) if change else (TOMBSTONE, None)
+            rows.append(Refused(reason or "a tombstone") if row is None else row)
+        except Refused as refused:
+            rows.append(refused)
+    return rows
+
+
+def key_columns(key: str | None) -> tuple[str, ...]:
+    """The columns that a record's key is of; none where it is not JSON."""
+    try:
+        return tuple(read_object(str(_key_of(key)[0], "utf-8")))
+    except Refused:
+        return ()
+
+
 def _in_json(payloads: Sequence[bytes | None]) -> Found:
     """Changes in JSON, without the envelope of Connect's, and the reasons why they are none."""
     found: list[Described | None] = [None] * len(payloads)
