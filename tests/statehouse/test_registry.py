@@ -214,7 +214,7 @@ def test_what_waits_for_a_schema_is_told_from_what_is_refused(configured, regist
 
 def test_a_password_in_the_environment_is_text(tmp_path):
     (tmp_path / "statehouse.yaml").write_text(
-        "kafka: {bootstrap.servers: 'h:1'}\nregistry: {url: 'http://h', timeout: 3}\n"
+        "kafka: {bootstrap.servers: h}\nregistry: {url: http://h, timeout: 3}\nstreams: {s: {topic: t, schema: a INT}}\n"
     )
     said = {"STATEHOUSE_REGISTRY__BEARER_AUTH_TOKEN": "0123", "STATEHOUSE_REGISTRY__TIMEOUT": "5"}
     registry = load(tmp_path / "statehouse.yaml", said).registry
