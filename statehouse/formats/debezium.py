@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from statehouse.decoder import decoder_of as row_decoder_of
-from statehouse.formats.connect import Change, avro_fields, change_of, connect_fields
+from statehouse.formats.connect import WITHOUT_ZONE, Change, avro_fields, change_of, connect_fields, without_zone
 from statehouse.formats.format import AVRO, SOURCE, Format
 from statehouse.formats.framed import FramedDecoder
 from statehouse.formats.wire import frame_of
@@ -91,6 +91,7 @@ class ChangeDecoder:
         self._optional = tuple(field._replace(required=False) for field in fields)
         self._kinds = {field.name: field.kind.name for field in fields}
         self._changes: dict[bytes, dict[str, Change]] = {}
+        self._unzoned: dict[str, Change] = {n: without_zone for n, kind in self._kinds.items() if kind in WITHOUT_ZONE}
         self._schemas = {id: schema.text.encode() for id, schema in format.schemas if schema is not None}
         self._avro: FramedDecoder | None = None
         if format.framed:
@@ -165,7 +166,7 @@ class ChangeDecoder:
 
     def _as_text(self, row: msgspec.Raw, schema: bytes, of: str | None) -> str:
         """A row's JSON, in which values are what they mean by their schema: that of the field ``of``, or the whole."""
-        changes = self._changes_by(schema, of) if schema else {}
+        changes = self._changes_by(schema, of) if schema else self._unzoned
         if not changes:
             return str(row, "utf-8")
         values = read_object(str(row, "utf-8"))
