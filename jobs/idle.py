@@ -15,7 +15,7 @@ from typing import Any
 from jobs.spark.position import Position
 from statehouse.config.models import Config
 from statehouse.status import stream_status
-from statehouse.tables import FOLDS, opened, published, routed, table, tasks_table
+from statehouse.tables import FOLDS, opened, publish_position, route_position, table, tasks_table
 
 LONGEST = 3600.0  # seconds
 
@@ -58,9 +58,9 @@ class Idle:
         for store in config.stores.values():
             yield from (table(config, kind, store.name) for kind in ("state", "tombstones"))
             if store.publish and (state := opened(table(config, "state", store.name))):
-                yield published(config, store, state)[0]
+                yield publish_position(config, store, state)[0]
         for route in config.routes.values():
-            yield routed(config, route)[0]
+            yield route_position(config, route)[0]
         if config.tasks is not None:
             yield tasks_table(config)
 

@@ -29,7 +29,7 @@ from statehouse import kafka
 from statehouse.config.models import Config, Store
 from statehouse.headers import POSITION_HEADER
 from statehouse.spark_sql import quoted
-from statehouse.tables import folded, opened, published, table
+from statehouse.tables import folded, opened, publish_position, table
 from statehouse.values import safe
 
 log = logging.getLogger("statehouse")
@@ -58,7 +58,7 @@ class Publisher:
         delta = opened(self.state)
         if delta is None or folded(delta) is None:
             return None
-        position = Position(*published(self.config, self.store, delta))
+        position = Position(*publish_position(self.config, self.store, delta))
         start, head, began = position.get(), delta.version(), time.monotonic()
         if start == head:
             return None

@@ -33,7 +33,7 @@ from statehouse.errors import DefinitionChanged, StatehouseError, first_line
 from statehouse.fold import Rule
 from statehouse.headers import PART_HEADER, REVISION_HEADER, SOURCE_HEADER
 from statehouse.spark_sql import quoted
-from statehouse.tables import changelog_columns, opened, routed, table
+from statehouse.tables import changelog_columns, opened, route_position, table
 from statehouse.values import safe
 
 STATE = "state"  # beside offsets: of which version of the state the position is
@@ -113,7 +113,7 @@ class Router:
         self.name = route.name
         self.stream = config.streams[config.stream_of(route)]
         self.changelog = table(config, "changelog", self.stream.name)
-        self.position = Position(*routed(config, route))
+        self.position = Position(*route_position(config, route))
         self.guard = Guard(f"route {route.name}")
         self.columns, self.everything = columns_of(self.stream, route, None)
 

@@ -48,12 +48,12 @@ def own_parts(reduce: Own, value: str, types: Sequence[str]) -> Iterator[tuple[P
 def own_given(reduce: Own, value: str, types: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """The expressions of a reducer, as they are written and as both engines are given them. Raises Differs where one is not known to be
     alike."""
-    made = []
+    pairs = []
     for _, written, given in own_parts(reduce, value, types):
         if isinstance(given, Differs):
             raise given
-        made.append((written, given))
-    return tuple(made)
+        pairs.append((written, given))
+    return tuple(pairs)
 
 
 def own_given_or_written(reduce: Own, value: str, types: Sequence[str]) -> tuple[tuple[str, str], ...]:

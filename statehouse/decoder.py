@@ -83,7 +83,7 @@ class Decoder:
         columns = []
         for number, (field, unfinished) in enumerate(zip(self.fields, self._unfinished, strict=True)):
             values = list(map(attrgetter(f"c{number}"), rows))
-            columns.append(_finished(values, field.kind, left) if unfinished else values)
+            columns.append(_finish(values, field.kind, left) if unfinished else values)
         return [
             column if isinstance(column, pa.Array) else _array(column, field.kind)
             for field, column in zip(self.fields, columns, strict=True)
@@ -196,7 +196,7 @@ def _without_minus_zero(column: pa.Array) -> pa.Array:
     return column
 
 
-def _finished(values: list[Any], kind: Type, left: set[int]) -> list[Any] | pa.Array:
+def _finish(values: list[Any], kind: Type, left: set[int]) -> list[Any] | pa.Array:
     """Text, or JSON, as values of a type; the payloads where it is none are ``left``."""
     if kind.name in ("DATE", "TIMESTAMP"):
         column = pa.array(values, pa.string())
@@ -231,5 +231,5 @@ def _within(column: pa.Array) -> pa.Array:
 
 def in_payloads(fields: Sequence[Field], texts: Sequence[str | None]) -> pa.StructArray:
     """What payloads that were accepted without some columns have for them; null where the payload would be refused for it."""
-    found = [Decoder([field]).decode(texts)[0][0] for field in fields]
-    return pa.StructArray.from_arrays(found, names=[field.name for field in fields])
+    columns = [Decoder([field]).decode(texts)[0][0] for field in fields]
+    return pa.StructArray.from_arrays(columns, names=[field.name for field in fields])

@@ -105,8 +105,8 @@ def _hear(number: int, error: KafkaError) -> None:
 def _refusal(properties: Mapping[str, Any], since: float = float("-inf")) -> _Refusal | None:
     """Why brokers did not let a client with these properties in, where that was a moment ago and after ``since`` (of the monotonic
     clock); else None. A client says it when it is polled."""
-    found = _REFUSED.get(_number(properties))
-    return found if found and found.at >= max(since, time.monotonic() - REFUSED_SECONDS) else None
+    last = _REFUSED.get(_number(properties))
+    return last if last and last.at >= max(since, time.monotonic() - REFUSED_SECONDS) else None
 
 
 def usable_time(milliseconds: int) -> int | None:
@@ -136,14 +136,14 @@ def find_topic(
     """The topic of that name; None where there is none. Raises :class:`KafkaUnavailable`. Who asks often has an ``admin``."""
     client = admin or AdminClient(librdkafka(properties))  # held by a name: the request dies with it
     try:
-        asked = client.describe_topics(TopicCollection([topic]), request_timeout=timeout)[topic]
-        found = _answer(properties, client, asked, timeout)
+        request = client.describe_topics(TopicCollection([topic]), request_timeout=timeout)[topic]
+        description = _answer(properties, client, request, timeout)
     except KafkaException as error:
         if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return None
         raise _unavailable(properties, error) from None
-    number = str(found.topic_id).translate(URL_SAFE)
-    return Topic(None if number == NO_ID else number, sorted(partition.id for partition in found.partitions))
+    number = str(description.topic_id).translate(URL_SAFE)
+    return Topic(None if number == NO_ID else number, sorted(partition.id for partition in description.partitions))
 
 
 def topic_names(properties: dict[str, Any], timeout: float = 10.0) -> list[str]:
@@ -156,30 +156,30 @@ def topic_names(properties: dict[str, Any], timeout: float = 10.0) -> list[str]:
         raise _unavailable(properties, error) from None
 
 
-def recreated(topic: str, known: str | None, found: Topic | None) -> str | None:
+def recreated(topic: str, known: str | None, current: Topic | None) -> str | None:
     """That the topic of that name is not the one that the changelog's position is of, and what to do; None where it is, or where
     an id is not known."""
-    if known is None or found is None or found.id in (None, known):
+    if known is None or current is None or current.id in (None, known):
         return None
     return (
-        f"the topic {topic} was deleted and made again: the changelog has the one with the id {known}, found {found.id}, whose "
+        f"the topic {topic} was deleted and made again: the changelog has the one with the id {known}, found {current.id}, whose "
         "offsets are of other events. Give the stream a new name: its changelog begins with the new topic"
     )
 
 
 def partitions(properties: dict[str, Any], topic: str, timeout: float = 10.0) -> list[int]:
     """The topic's partitions; empty where there is no such topic. Raises :class:`KafkaUnavailable`."""
-    found = find_topic(properties, topic, timeout)
-    return found.partitions if found else []
+    description = find_topic(properties, topic, timeout)
+    return description.partitions if description else []
 
 
-def _answer(properties: dict[str, Any], admin: AdminClient, asked: Any, timeout: float) -> Any:
+def _answer(properties: dict[str, Any], admin: AdminClient, request: Any, timeout: float) -> Any:
     """What brokers answer to a request of an ``admin``. Raises KafkaException; and KafkaRefused as soon as they do not let it in,
     which the client itself would try until the timeout."""
     began = time.monotonic()
     while True:
         try:
-            return asked.result(0.1)
+            return request.result(0.1)
         except concurrent.futures.TimeoutError:
             if time.monotonic() > began + timeout + 5:
                 raise
@@ -232,15 +232,15 @@ def topic_settings(properties: dict[str, Any], topic: str, timeout: float = 10.0
     admin, until = AdminClient(librdkafka(properties)), time.monotonic() + timeout
     while True:
         try:
-            asked = admin.describe_configs([resource], request_timeout=timeout)[resource]
-            found = _answer(properties, admin, asked, timeout)
+            request = admin.describe_configs([resource], request_timeout=timeout)[resource]
+            entries = _answer(properties, admin, request, timeout)
             break
         except KafkaException as error:
             # One that was made a moment ago is not known to every broker yet.
             if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART or time.monotonic() > until:
                 raise _unavailable(properties, error) from None
             time.sleep(0.1)
-    return {name: entry.value for name, entry in found.items()}
+    return {name: entry.value for name, entry in entries.items()}
 
 
 def await_topic(
@@ -255,11 +255,11 @@ def await_topic(
     ``patience`` is in seconds; after them the last :class:`KafkaUnavailable` is raised. Who has an end to it is told at once that
     Kafka does not let us in.
     """
-    until, told = time.monotonic() + patience, False
+    until, announced = time.monotonic() + patience, False
     while True:
         try:
-            if found := partitions(properties, topic, timeout=5):
-                return found
+            if numbers := partitions(properties, topic, timeout=5):
+                return numbers
             create_topic(properties, topic)
             say(f"created the topic {topic}")
         except KafkaUnavailable as error:
@@ -267,9 +267,9 @@ def await_topic(
             refused = isinstance(error, KafkaRefused) and known is not None and known.sure
             if time.monotonic() > until or stopping() or (refused and patience != float("inf")):
                 raise
-            if not told:
+            if not announced:
                 say(f"{error}; waiting for it")
-                told = True
+                announced = True
             again = time.monotonic() + (REFUSED_AGAIN if refused else 0.5)
             while time.monotonic() < again and not stopping():
                 time.sleep(0.1)
@@ -278,16 +278,16 @@ def await_topic(
 def first_time(properties: dict[str, Any], topic: str, offsets: Mapping[int, int], timeout: float = 10.0) -> float:
     """The time of the oldest record from each partition's offset on (which defaults to its beginning), in seconds since 1970;
     infinity where there are none. Raises :class:`KafkaUnavailable`."""
-    found = partitions(properties, topic, timeout)
-    if not found:
+    numbers = partitions(properties, topic, timeout)
+    if not numbers:
         return float("inf")
     settings = {**librdkafka(properties), "group.id": "statehouse-tasks", "enable.auto.commit": False}
     consumer = Consumer({**settings, "enable.partition.eof": True, "auto.offset.reset": "earliest"})
     try:
-        consumer.assign([TopicPartition(topic, p, offsets.get(p, 0)) for p in found])
+        consumer.assign([TopicPartition(topic, p, offsets.get(p, 0)) for p in numbers])
         times: dict[int | None, float] = {}
         until = time.monotonic() + timeout
-        while len(times) < len(found):
+        while len(times) < len(numbers):
             message = consumer.poll(max(0.0, until - time.monotonic()))
             if message is None:
                 raise unavailable(properties, f"no records of {topic!r} in time")
@@ -354,10 +354,10 @@ def headers_at(
 def end_offsets(properties: dict[str, Any], topic: str, timeout: float = 5.0) -> dict[int, tuple[int, int]]:
     """Each partition's first kept and next offset; under ``read_committed`` up to the first transaction that is open. Raises
     :class:`KafkaUnavailable`."""
-    found = partitions(properties, topic, timeout)
+    numbers = partitions(properties, topic, timeout)
     consumer = Consumer({**librdkafka(properties), "group.id": "statehouse-status", "enable.auto.commit": False})
     try:
-        return {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=timeout) for p in found}
+        return {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=timeout) for p in numbers}
     except KafkaException as error:
         raise _unavailable(properties, error) from None
     finally:

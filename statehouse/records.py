@@ -216,7 +216,7 @@ class RecordDecoder:
         if target and key is not None:
             _check_key(key, target)
         if operation == "set":
-            return _set(target, text)
+            return _parse_set(target, text)
         return None, text if operation in TASK_OPERATIONS else None
 
     def _rank(self, operation: str, said: str | None) -> str:
@@ -271,7 +271,7 @@ class Header(msgspec.Struct):
 _HEADERS = msgspec.json.Decoder(list[Header])
 
 
-def said_by(
+def parse_headers(
     headers: pa.Array,
 ) -> tuple[list[bytes | None], list[bytes | None], list[bytes | None], list[bytes | None], list[bytes | None]]:
     """What records' headers, as JSON or null, say of operation, store, the refused record that one was sent again for, the
@@ -293,20 +293,20 @@ def _utf8(value: bytes) -> str | None:
         return None
 
 
-def header_text(found: bytes | None) -> str | None:
+def header_text(value: bytes | None) -> str | None:
     """A header's value as text; what is not UTF-8 in it is shown as such, and then names no operation and no store."""
-    return None if found is None else found.decode(errors="replace")
+    return None if value is None else value.decode(errors="replace")
 
 
 def _check_due(due: Any) -> None:
     try:
         micros_of(due)
     except (TypeError, ValueError):
-        found = due[:SHOWN] if isinstance(due, str) else "nothing" if due is None else msgspec.json.encode(due).decode()
-        raise Refused(f"due: found {found[:SHOWN]}, expected a time such as 2026-05-01T10:00:00Z") from None
+        text = due[:SHOWN] if isinstance(due, str) else "nothing" if due is None else msgspec.json.encode(due).decode()
+        raise Refused(f"due: found {text[:SHOWN]}, expected a time such as 2026-05-01T10:00:00Z") from None
 
 
-def _set(target: Target | None, text: str | None) -> tuple[str, str | None]:
+def _parse_set(target: Target | None, text: str | None) -> tuple[str, str | None]:
     """The agent and the value of a set, as text that both engines read alike."""
     if target is None:
         raise Refused(f"a set without the header {STORE_HEADER}")
@@ -331,13 +331,13 @@ def _check_key(key: str, target: Target) -> None:
         return
     parts: list[str | None] = [key]
     if len(target.key_types) > 1:
-        parts = [_decoded(part) for part in key.split("/")]
+        parts = [_decode_part(part) for part in key.split("/")]
     if len(parts) != len(target.key_types) or not all(map(is_text_of, parts, target.key_types)):
         kinds = "/".join(kind.ddl for kind in target.key_types)
         raise Refused(f"found the key {key[:SHOWN]}, expected a key of {target.name}: {kinds}")
 
 
-def _decoded(part: str) -> str | None:
+def _decode_part(part: str) -> str | None:
     """A part of a composite key, which is percent-encoded; None where it is not."""
     return _utf8(unquote_to_bytes(part)) if re.fullmatch(ENCODED, part) else None
 

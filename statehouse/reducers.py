@@ -295,7 +295,7 @@ def own(fold: dict[str, str], combine: dict[str, str], result: str) -> Reducer:
 
     That ``combine`` is commutative and associative, and agrees with ``fold``, is tried by :mod:`jobs.law`.
     """
-    made = {c: f"CAST(({{sql:combine.{c}}}) AS {{type:{c}}})" for c in fold}
+    combinations = {c: f"CAST(({{sql:combine.{c}}}) AS {{type:{c}}})" for c in fold}
     return _additive(
         "own",
         "a user's own",
@@ -303,7 +303,7 @@ def own(fold: dict[str, str], combine: dict[str, str], result: str) -> Reducer:
         fold={c: f"CAST(({{sql:fold.{c}}}) AS {{type:{c}}})" for c in fold},
         combine={
             c: f"CASE WHEN a._last IS NULL THEN b.`{c}` WHEN b._last IS NULL THEN a.`{c}` ELSE {e} END"
-            for c, e in made.items()
+            for c, e in combinations.items()
         },
         value="CAST(({sql:result}) AS {V})",
         result_type=lambda t: "{type:result}",
@@ -319,8 +319,8 @@ def own(fold: dict[str, str], combine: dict[str, str], result: str) -> Reducer:
 
 def parse_reduce(text: str) -> tuple[str, list[str]]:
     """``at_least_one(alarm, ok)`` as its name and arguments; quotes around an argument are optional."""
-    found = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", text, re.DOTALL)
-    if not found:
+    match = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", text, re.DOTALL)
+    if not match:
         raise ValueError(f"found reduce: {text!r}, expected a reducer's name, with its arguments in brackets")
-    parts = [p.strip() for p in found[2].split(",")] if found[2] and found[2].strip() else []
-    return found[1], [p[1:-1] if len(p) > 1 and p[0] == p[-1] and p[0] in "'\"" else p for p in parts]
+    parts = [p.strip() for p in match[2].split(",")] if match[2] and match[2].strip() else []
+    return match[1], [p[1:-1] if len(p) > 1 and p[0] == p[-1] and p[0] in "'\"" else p for p in parts]

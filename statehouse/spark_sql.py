@@ -27,8 +27,8 @@ def text_as(text: str, ddl: str) -> str:
     name = kind.name if (kind := type_or_none(ddl)) else ""
     if name not in FORMS:
         return f"CAST({text} AS {ddl})"
-    made = f"unbase64({text})" if name == "BINARY" else f"CAST({text} AS {ddl})"
-    return f"CASE WHEN {text} RLIKE '^({FORMS[name]})$' THEN {made} END"
+    value = f"unbase64({text})" if name == "BINARY" else f"CAST({text} AS {ddl})"
+    return f"CASE WHEN {text} RLIKE '^({FORMS[name]})$' THEN {value} END"
 
 
 def value_of(text: str, ddl: str) -> str:

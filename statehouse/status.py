@@ -17,8 +17,8 @@ from statehouse.tables import (
     metadata,
     opened,
     position,
-    published,
-    routed,
+    publish_position,
+    route_position,
     rows_and_bytes,
     select,
     table,
@@ -73,7 +73,7 @@ def failing_status(config: Config) -> list[dict[str, Any]]:
 def route_status(config: Config, name: str) -> dict[str, Any]:
     """One route: the changelog version that it has sent, and the newest, or of a store's the one that its state has."""
     route = config.routes[name]
-    path, application = routed(config, route)
+    path, application = route_position(config, route)
     if route.store:
         state = opened(table(config, "state", route.store))
         sent = _sent(path, application, state) | {"head": folded(state) if state else None}
@@ -92,7 +92,7 @@ def published_status(config: Config, name: str) -> dict[str, Any]:
     store = config.stores[name]
     assert store.publish
     state = opened(table(config, "state", name))
-    path, application = published(config, store, state) if state else ("", "")
+    path, application = publish_position(config, store, state) if state else ("", "")
     return {"name": name, "from": name, "to": f"topic {store.publish.topic}", **_sent(path, application, state)}
 
 

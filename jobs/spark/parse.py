@@ -22,7 +22,7 @@ from statehouse.errors import ConfigError, first_line
 from statehouse.formats.format import SOURCE
 from statehouse.headers import TOMBSTONE
 from statehouse.payload import GREATEST_TIME, LEAST_TIME
-from statehouse.records import RANK, SAID, RecordDecoder, header_text, said_by
+from statehouse.records import RANK, SAID, RecordDecoder, header_text, parse_headers
 from statehouse.spark_sql import in_years, literal, quoted, rank_of
 from statehouse.tables import event_columns
 from statehouse.types import parse_type
@@ -82,7 +82,7 @@ def _decoded(decoder: RecordDecoder, keep_all: bool) -> Callable[[Iterator[pa.Re
         for batch in batches:
             columns = {name: batch.column(name) for name in RECORD}
             keys, values = (columns[name].to_pylist() for name in ("_key", "_bytes"))
-            operations, stores, requeued, schemas, ranks = said_by(columns["_headers"])
+            operations, stores, requeued, schemas, ranks = parse_headers(columns["_headers"])
             decoded = decoder.decode(operations, stores, keys, values, schemas, ranks)
             said = dict(zip(decoded.schema.names, decoded.columns, strict=True))
             del said["_text"]  # which Spark makes of the bytes again

@@ -16,7 +16,7 @@ from statehouse.config.models import Config, Stream
 from statehouse.errors import DefinitionChanged, FoldAnew
 from statehouse.fold import Rule
 from statehouse.formats.columns import PROPERTY as SCHEMAS
-from statehouse.formats.columns import text_kept
+from statehouse.formats.columns import stored_text
 from statehouse.payload import LEAST_TIME
 from statehouse.spark_sql import literal, quoted
 from statehouse.tables import (
@@ -104,7 +104,7 @@ def create_stream(spark: SparkSession, config: Config, stream: Stream) -> None:
     """``changelog/<stream>`` and ``quarantine/<stream>``. A column that the schema has gained is added, null in the
     rows that are there; one that has another type now raises DefinitionChanged. One that was dropped stays, and is null."""
     path = table(config, "changelog", stream.name)
-    schemas = {SCHEMAS: text_kept(stream)} if stream.registered else {}
+    schemas = {SCHEMAS: stored_text(stream)} if stream.registered else {}
     order = {ORDERED: stream.order} if stream.order else {}
     made = opened(path)
     if made is not None and (was := made.metadata().configuration.get(ORDERED)) != stream.order:

@@ -102,10 +102,10 @@ def _derived(path: Path, config: Config, document: YamlFile) -> list[str]:
     streams = [stream for stream in config.streams.values() if stream.derived]
     if not streams:
         return []
-    from statehouse.formats.columns import described  # with packages that others do not need
+    from statehouse.formats.columns import describe_columns  # with packages that others do not need
 
     places = {stream.name: f"{path}:{document.line_of(('streams', stream.name))}" for stream in streams}
-    return [f"{places[stream.name]}: note: streams.{stream.name}: {described(stream)}" for stream in streams]
+    return [f"{places[stream.name]}: note: streams.{stream.name}: {describe_columns(stream)}" for stream in streams]
 
 
 def _report(path: Path, problems: list[Problem]) -> dict[str, Any]:

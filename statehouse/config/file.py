@@ -91,7 +91,7 @@ def from_document(document: YamlFile, path: Path, environ: Mapping[str, str] = o
         config = Config.model_validate(data)
     except ValidationError as error:
         raise ConfigError("\n".join(_complaint(path, document, e) for e in error.errors())) from None
-    properties = kafka_clients.located(config.kafka, path.parent)
+    properties = kafka_clients.locate_files(config.kafka, path.parent)
     wrong = [(("kafka", name), f"kafka.{name}: {message}") for name, message in kafka_clients.complaints(properties)]
     if wrong:
         raise ConfigError("\n".join(f"{path}:{document.line_of(where)}: {message}" for where, message in wrong))
@@ -124,27 +124,27 @@ def _unregistered(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     for stream in config.streams.values():
         if stream.registered and config.registry is None:
             file = " or schema_file" if stream.format == formats.AVRO else ""
-            found = f"found {stream.format} without a registry, expected registry: {{url: ...}}{file}"
-            yield ("streams", stream.name, "format"), found
+            message = f"found {stream.format} without a registry, expected registry: {{url: ...}}{file}"
+            yield ("streams", stream.name, "format"), message
 
 
 def _with_columns(config: Config, path: Path, document: YamlFile) -> Config:
     """The same, whose streams know the columns that are not written in the file."""
-    found = dict(config.streams)
+    streams = dict(config.streams)
     for name, stream in config.streams.items():
         if stream.format not in formats.KINDS and not stream.registered:
             continue
-        from statehouse.formats.columns import resolved  # with packages that others do not need
+        from statehouse.formats.columns import resolve_columns  # with packages that others do not need
 
         if stream.schema_file is not None:
             stream = stream.model_copy(update={"schema_file": str((path.parent / stream.schema_file).absolute())})
         try:
-            found[name] = resolved(stream, f"{config.root}/changelog/{name}")
+            streams[name] = resolve_columns(stream, f"{config.root}/changelog/{name}")
         except (ValueError, StatehouseError) as error:
             line = document.line_of(("streams", name))
             kind = type(error) if isinstance(error, StatehouseError) else ConfigError
             raise kind(f"{path}:{line}: streams.{name}: {error}") from None
-    return attached(config.model_copy(update={"streams": found}))
+    return attached(config.model_copy(update={"streams": streams}))
 
 
 ANOTHER = "another topic than the stream's own: it would never end"
@@ -204,15 +204,15 @@ def rule_file(file: str | Path, config: Config, store: str) -> Store:
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: found no store {store!r}, expected its rule, such as 'reduce: latest'")
     try:
-        found = Store.model_validate({**data, "name": store})
+        rule = Store.model_validate({**data, "name": store})
     except ValidationError as error:
         prefix = ("stores", store)
         lines = {p if p[:1] == ("stores",) else (*prefix, *p): n for p, n in document.lines.items()}
         wrong = [{**e, "loc": (*prefix, *e["loc"])} for e in error.errors()]
         raise ConfigError("\n".join(_complaint(path, document._replace(lines=lines), e) for e in wrong)) from None
-    if found.stream not in config.streams:
-        raise ConfigError(f"{path}: found stream {found.stream!r}, expected one of {', '.join(config.streams)}")
-    return found.of(config.streams[found.stream])
+    if rule.stream not in config.streams:
+        raise ConfigError(f"{path}: found stream {rule.stream!r}, expected one of {', '.join(config.streams)}")
+    return rule.of(config.streams[rule.stream])
 
 
 def _complaint(path: Path, document: YamlFile, error: Mapping[str, Any]) -> str:

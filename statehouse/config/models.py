@@ -91,17 +91,17 @@ class Config(Section):
     @classmethod
     def _isolated(cls, properties: dict[str, Any]) -> dict[str, Any]:
         # In the section itself, so that whatever reads a topic sees the same events.
-        found = properties.get(ISOLATION, ISOLATION_LEVELS[0])
-        if found not in ISOLATION_LEVELS:
-            raise ValueError(f"{ISOLATION}: found {found!r}, expected {' or '.join(ISOLATION_LEVELS)}")
-        return {**properties, ISOLATION: found}
+        level = properties.get(ISOLATION, ISOLATION_LEVELS[0])
+        if level not in ISOLATION_LEVELS:
+            raise ValueError(f"{ISOLATION}: found {level!r}, expected {' or '.join(ISOLATION_LEVELS)}")
+        return {**properties, ISOLATION: level}
 
     @field_validator("registry")
     @classmethod
     def _reachable(cls, properties: dict[str, Any] | None) -> dict[str, Any] | None:
         if properties is not None and not re.match(r"https?://[^/\s]", str(properties.get("url"))):
-            found = properties.get("url", "no url")
-            raise ValueError(f"found {found!r}, expected url: and an address such as http://127.0.0.1:8081")
+            url = properties.get("url", "no url")
+            raise ValueError(f"found {url!r}, expected url: and an address such as http://127.0.0.1:8081")
         return properties
 
     @field_validator("root")
@@ -109,8 +109,8 @@ class Config(Section):
     def readable(cls, root: str) -> str:
         """The root, which both engines can read; else ValueError."""
         # Each of these is read as part of a URL or a pattern by one of the engines: a wrong folder, or none, in silence.
-        if found := re.findall(r"[#%?\[\]*{}]", root):
-            raise ValueError(f"found {found[0]!r} in {root!r}, expected a path without # % ? * [ ] {{ }}")
+        if wrong := re.findall(r"[#%?\[\]*{}]", root):
+            raise ValueError(f"found {wrong[0]!r} in {root!r}, expected a path without # % ? * [ ] {{ }}")
         return root
 
     @property

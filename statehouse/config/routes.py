@@ -20,8 +20,8 @@ class Target(Section):
     @model_validator(mode="after")
     def _one(self) -> Target:
         if (self.topic is None) == (self.table is None):
-            found = "both" if self.topic else "neither"
-            raise ValueError(f"found {found}, expected one of topic: and table:")
+            which = "both" if self.topic else "neither"
+            raise ValueError(f"found {which}, expected one of topic: and table:")
         if self.table and self.key:
             raise ValueError("found a key, expected none: it is messages of a topic that have one")
         return self

@@ -21,7 +21,7 @@ from statehouse.values import (
     milliseconds,
     parse_expression,
     parse_window,
-    unaliased,
+    without_alias,
 )
 
 ROW = "row"  # a store's value that is all of a row
@@ -82,8 +82,8 @@ class Store(Section):
     def keys(self) -> list[Key]:
         """The key's columns: one named ``key``, or a composite key's own."""
         if isinstance(self.key, str):
-            return [Key(name="key", expression=unaliased(self.key))]
-        return [Key(name=parse_expression(part).alias_or_name, expression=unaliased(part)) for part in self.key]
+            return [Key(name="key", expression=without_alias(self.key))]
+        return [Key(name=parse_expression(part).alias_or_name, expression=without_alias(part)) for part in self.key]
 
     @property
     def composite(self) -> bool:

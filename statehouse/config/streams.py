@@ -33,7 +33,7 @@ class Lookup(Section):
     def matches(self) -> list[tuple[Column, str]]:
         """The table's key, and the expression over the stream's columns that each part of it is equal to."""
         known = {c.name: c for c in self.columns}
-        return [(known[name], found) for name, found in zip(self.key, self.by or self.key, strict=True)]
+        return [(known[name], expression) for name, expression in zip(self.key, self.by or self.key, strict=True)]
 
     @property
     def column(self) -> Column:
@@ -124,12 +124,12 @@ class Stream(Section):
     def with_columns(self, ddl: str, schemas: tuple[tuple[str, PayloadSchema], ...]) -> Stream:
         """The same with columns that are derived, or those that it has, and with known schemas. ValueError where ``cluster_by`` is of no
         such columns."""
-        made = self.model_copy(update={"schema_": ddl})
+        stream = self.model_copy(update={"schema_": ddl})
         for name in ("columns", "types", "time_columns"):  # worked out of other columns
-            made.__dict__.pop(name, None)
-        made._derived = self._derived or self.schema_ is None
-        made._schemas = schemas
-        return made._ordered()
+            stream.__dict__.pop(name, None)
+        stream._derived = self._derived or self.schema_ is None
+        stream._schemas = schemas
+        return stream._ordered()
 
     @cached_property
     def types(self) -> dict[str, str]:
@@ -203,6 +203,6 @@ class Stream(Section):
         """The same; ValueError where it is clustered by what is no column, or has no order."""
         plain = {c.name: c.type for c in self.columns if c.type.upper().startswith(ORDERED)}
         if unknown := [name for name in self.cluster_by if name not in plain]:
-            found = f"cluster_by: {unknown[0]!r}"
-            raise ValueError(f"found {found}, expected columns of the schema that have an order: {', '.join(plain)}")
+            setting = f"cluster_by: {unknown[0]!r}"
+            raise ValueError(f"found {setting}, expected columns of the schema that have an order: {', '.join(plain)}")
         return self
