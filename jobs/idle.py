@@ -29,11 +29,11 @@ class Idle:
 
     def lasts(self) -> bool:
         """Whether nothing is new since the note."""
-        noted = self._noted.said()
+        noted = self._noted.read_note()
         if not noted or noted["until"] < time.time() or noted["seen"] != self._seen():
             return False
         streams = self.config.streams if "ingest" in self.parts else ()
-        return all((found := stream_status(self.config, s))["behind"] == 0 and not found["error"] for s in streams)
+        return all((status := stream_status(self.config, s))["behind"] == 0 and not status["error"] for s in streams)
 
     def changelogs(self) -> dict[str, int | None]:
         """The version of each changelog, by its path."""

@@ -77,18 +77,18 @@ def load(spark: SparkSession, config: Config, stream: Stream, file: str | Path, 
     decoder = decoder_for(stream, stores, rules, format=None if stream.captured else Format())
     first = _next(spark, changelog, quarantine)
     try:
-        records, count = _numbered(read(spark, stream, path), stream, first)
+        records, count = _number_rows(read(spark, stream, path), stream, first)
     except Exception as error:  # not what its name says, or broken: Spark has many words for it
         raise StatehouseError(f"{path}: cannot be read: {first_line(error)}") from error
     lookups = Lookups(spark, config, stream) if stream.lookups else None
     guard = Guard(str(path))
     progress.begin(f"loading {path.name}", lambda: count)
 
-    def counted() -> tuple[DataFrame, Row]:
+    def parse_and_count() -> tuple[DataFrame, Row]:
         parsed = parse(records, stream, decoder, lookups, guard.text).persist()
         return parsed, parsed.selectExpr("count_if(_reason IS NULL)", "count(_reason)").collect()[0]
 
-    parsed, (events, bad) = guard.run(spark, counted)
+    parsed, (events, bad) = guard.run(spark, parse_and_count)
     try:
         once = {"txnAppId": done, "txnVersion": "1"}
         if bad:
@@ -102,11 +102,11 @@ def load(spark: SparkSession, config: Config, stream: Stream, file: str | Path, 
 
 
 def _digest(path: Path) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with path.open("rb") as content:
         while block := content.read(1 << 20):
-            found.update(block)
-    return found.hexdigest()
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _next(spark: SparkSession, changelog: str, quarantine: str) -> int:
@@ -114,7 +114,7 @@ def _next(spark: SparkSession, changelog: str, quarantine: str) -> int:
     return max(next_offsets(spark, path, f"= {LOADED}").get(LOADED, 0) for path in (changelog, quarantine))
 
 
-def _numbered(payloads: DataFrame, stream: Stream, first: int) -> tuple[DataFrame, int]:
+def _number_rows(payloads: DataFrame, stream: Stream, first: int) -> tuple[DataFrame, int]:
     """Payloads as Kafka's records, with offsets from ``first`` on in the file's order; and how many there are.
 
     A row's place is its Spark partition and its place in that; how many rows came in the partitions before is counted.

@@ -24,7 +24,7 @@ from jobs.spark.expressions import key_text, rule_of
 from jobs.spark.guard import Guard
 from jobs.spark.kafka_sink import Sent, headers, json, send, size
 from jobs.spark.position import Position
-from jobs.spark.session import fresh
+from jobs.spark.session import new_session
 from statehouse import kafka
 from statehouse.config.models import Config, Store
 from statehouse.headers import POSITION_HEADER
@@ -43,7 +43,7 @@ class Publisher:
 
     def __init__(self, spark: SparkSession, config: Config, store: Store) -> None:
         assert store.publish
-        self.spark, self.config, self.store, self.name = fresh(spark), config, store, store.name
+        self.spark, self.config, self.store, self.name = new_session(spark), config, store, store.name
         self.topic, self.where = store.publish.topic, safe(store.publish.where or "TRUE")
         self.rule = rule_of(spark, config, store)
         self.state = table(config, "state", store.name)
@@ -72,19 +72,19 @@ class Publisher:
                 self.topic,
             )
         try:
-            found = self._differing(delta) if start is None else self._changed(start, delta)
-            count = self._send(found, folded(delta), settings)
+            messages = self._differing(delta) if start is None else self._changed(start, delta)
+            count = self._send(messages, folded(delta), settings)
         except Exception as error:
-            if start is None or not change_feed.gone(error):
+            if start is None or not change_feed.is_gone(error):
                 raise
             count = self._send(self._differing(delta), folded(delta), settings)
         position.move(head, {})
         return Sent(self.kind, self.name, start, head, count, time.monotonic() - began)
 
-    def _send(self, found: DataFrame, position: int | None, settings: dict[str, str]) -> int:
+    def _send(self, rows: DataFrame, position: int | None, settings: dict[str, str]) -> int:
         """Send rows of ``key`` and ``value``; how many there are."""
         named = headers({POSITION_HEADER: F.lit(position)}).alias("headers")
-        messages = found.select("key", "value", named).persist()
+        messages = rows.select("key", "value", named).persist()
         try:
             largest = int(settings["max.message.bytes"])
             count, long, which = messages.select(
@@ -104,9 +104,9 @@ class Publisher:
     def _messages(self, rows: DataFrame, position: int | None) -> DataFrame:
         """Rows of the state with the ``_key`` and ``_value`` of their messages; null where they are not published."""
         columns = [*map(quoted, self.rule.keys), "value", "event_time", "changed_at"]
-        made = rows.withColumn("_position", F.lit(position).cast("bigint"))
+        positioned = rows.withColumn("_position", F.lit(position).cast("bigint"))
         text = json([*columns, F.col("_position").alias("position")])
-        return made.withColumns(
+        return positioned.withColumns(
             {"_key": F.expr(key_text(self.rule)), "_value": F.when(F.expr(self.guard.text.format(self.where)), text)}
         )
 
@@ -139,12 +139,12 @@ class Publisher:
         properties = {f"kafka.{name}": value for name, value in databricks.client(self.config.kafka).items()}
         topic = self.spark.read.format("kafka").options(**properties).option("subscribe", self.topic).load()
         texts = topic.selectExpr("CAST(key AS STRING) AS key", "CAST(value AS STRING) AS _said", "timestamp", "offset")
-        said = (
+        latest = (
             texts.where("key IS NOT NULL")
             .groupBy("key")
             .agg(F.expr("max_by(_said, struct(timestamp, offset))").alias("_said"))
         )
-        both = now.join(said.where("_said IS NOT NULL"), "key", "full")
+        both = now.join(latest.where("_said IS NOT NULL"), "key", "full")
         # By the value, as above; the times and the position of another message are no news.
         values = " <=> ".join(f"get_json_object({column}, '$.value')" for column in ("value", "_said"))
         return both.where(f"value IS NULL OR _said IS NULL OR NOT ({values})").select("key", "value")

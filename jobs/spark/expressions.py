@@ -30,8 +30,8 @@ KNOWN = "a type that JSON and both engines have"
 def schema_of(columns: Mapping[str, str]) -> StructType:
     """Columns that expressions may name, all nullable: what is NOT NULL is refused with a reason, not by the parser."""
     schema = cast(StructType, StructType.fromDDL(", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())))
-    for found in schema.fields:
-        found.nullable = True
+    for field in schema.fields:
+        field.nullable = True
     return schema
 
 
@@ -57,14 +57,14 @@ def is_one(kind: DataType, names: Sequence[str]) -> bool:
     return ddl(kind).partition("(")[0] in names
 
 
-def carried(kind: DataType) -> bool:
+def can_carry(kind: DataType) -> bool:
     """Whether tables and both engines can carry a type."""
     if isinstance(kind, ArrayType):
-        return carried(kind.elementType)
+        return can_carry(kind.elementType)
     if isinstance(kind, MapType):
-        return isinstance(kind.keyType, StringType) and carried(kind.valueType)
+        return isinstance(kind.keyType, StringType) and can_carry(kind.valueType)
     if isinstance(kind, StructType):
-        return all(carried(f.dataType) for f in kind.fields)
+        return all(can_carry(f.dataType) for f in kind.fields)
     return is_one(kind, CARRIED)
 
 
@@ -132,7 +132,7 @@ def own_types(spark: SparkSession, reduce: Own, value: str) -> tuple[str, ...]:
         except (AnalysisException, ParseException) as error:
             raise ConfigError(f"{place}: found {expression!r}: {refusal(error)}") from None
         kind = frame.schema[0].dataType
-        if not carried(kind) and not isinstance(kind, NullType):
+        if not can_carry(kind) and not isinstance(kind, NullType):
             raise ConfigError(f"{place}: found {expression!r} of type {ddl(kind)}, expected {KNOWN}")
         return ddl(kind)
 
@@ -143,9 +143,11 @@ def own_types(spark: SparkSession, reduce: Own, value: str) -> tuple[str, ...]:
             raise ConfigError(f"fold.{column}: found {expression!r}, expected an aggregate such as max(value)")
     if unfit := next((c for c, t in columns.items() if t == "VOID"), None):
         raise ConfigError(f"fold.{unfit}: found {reduce.fold[unfit]!r} of no type, expected CAST(... AS type)")
-    made = ", ".join(f"{quoted(c)}: {t}" for c, t in columns.items())
+    fields = ", ".join(f"{quoted(c)}: {t}" for c, t in columns.items())
     for column, expression in reduce.combine.items():
-        typed(f"combine.{column}", f"a STRUCT<{made}>, b STRUCT<{made}>", f"CAST(({expression}) AS {columns[column]})")
+        typed(
+            f"combine.{column}", f"a STRUCT<{fields}>, b STRUCT<{fields}>", f"CAST(({expression}) AS {columns[column]})"
+        )
     state = ", ".join(f"{quoted(c)} {t}" for c, t in columns.items())
     return (*columns.values(), typed("result", state, reduce.result))
 

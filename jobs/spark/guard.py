@@ -60,7 +60,7 @@ class Guard:
         try:
             return work()
         except (PySparkException, Py4JJavaError) as error:
-            if change_feed.gone(error) or "org.apache.kafka." in str(error):  # the table's, or Kafka's
+            if change_feed.is_gone(error) or "org.apache.kafka." in str(error):  # the table's, or Kafka's
                 raise
             reason = first_line(error)
         try:

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from jobs.spark.expressions import ddl
 from jobs.spark.guard import PLAIN
-from jobs.spark.lookup import Lookups, many
+from jobs.spark.lookup import Lookups, count_column
 from statehouse.alike import nulled
 from statehouse.config.models import Stream
 from statehouse.errors import ConfigError, first_line
@@ -28,7 +28,7 @@ from statehouse.tables import event_columns
 from statehouse.types import parse_type
 from statehouse.values import safe
 
-# As in jobs.spark.change_feed.new: a time that is no number in the code that Spark makes.
+# As in jobs.spark.change_feed.from_offsets: a time that is no number in the code that Spark makes.
 NOW = "array(current_timestamp())[CASE WHEN _partition IS NULL THEN 1 ELSE 0 END]"
 UNTIMED = "'found no time in the years 1583 to 9999 with the record, expected one'"
 THROWN = "the time cannot be computed"  # the reason, until :func:`refused` is told the engine's
@@ -53,8 +53,8 @@ def _reason(stream: Stream, guard: str) -> str:
     if stream.time_columns:
         given = " OR ".join(f"{quoted(c)} IS NOT NULL" for c in stream.time_columns)
         if guard != PLAIN:  # a struct is null for no other reason
-            thrown = f"{guard.format(f'struct({_time(stream)})')} IS NULL"
-            branches.append((f"({given}) AND _time IS NULL AND {thrown}", literal(THROWN)))
+            throws = f"{guard.format(f'struct({_time(stream)})')} IS NULL"
+            branches.append((f"({given}) AND _time IS NULL AND {throws}", literal(THROWN)))
         branches += [
             (f"({given}) AND _time IS NULL", literal(f"found no time in {stream.time}")),
             (
@@ -63,9 +63,9 @@ def _reason(stream: Stream, guard: str) -> str:
             ),
         ]
     for lookup in stream.lookups:
-        rows, by = quoted(many(lookup)), f"concat_ws('/', {', '.join(by for _, by in lookup.matches)})"
-        said = f"concat({literal(f'{lookup.name}: found ')}, {rows}, ' rows with the key ', {by}, ', expected one')"
-        branches.append((f"{rows} > 1", said))
+        rows, by = quoted(count_column(lookup)), f"concat_ws('/', {', '.join(by for _, by in lookup.matches)})"
+        message = f"concat({literal(f'{lookup.name}: found ')}, {rows}, ' rows with the key ', {by}, ', expected one')"
+        branches.append((f"{rows} > 1", message))
     branches.append(
         (
             "_time IS NULL AND _timestamp IS NULL",
@@ -75,7 +75,9 @@ def _reason(stream: Stream, guard: str) -> str:
     return "CASE " + " ".join(f"WHEN {test} THEN {reason}" for test, reason in branches) + " END"
 
 
-def _decoded(decoder: RecordDecoder, keep_all: bool) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _decode_batches(
+    decoder: RecordDecoder, keep_all: bool
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """What Spark's workers do with batches of records; ``keep_all``: whether SQL may refuse more of them."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -84,16 +86,16 @@ def _decoded(decoder: RecordDecoder, keep_all: bool) -> Callable[[Iterator[pa.Re
             keys, values = (columns[name].to_pylist() for name in ("_key", "_bytes"))
             operations, stores, requeued, schemas, ranks = parse_headers(columns["_headers"])
             decoded = decoder.decode(operations, stores, keys, values, schemas, ranks)
-            said = dict(zip(decoded.schema.names, decoded.columns, strict=True))
-            del said["_text"]  # which Spark makes of the bytes again
-            said["_requeued"] = pa.array(map(header_text, requeued), pa.string())
+            results = dict(zip(decoded.schema.names, decoded.columns, strict=True))
+            del results["_text"]  # which Spark makes of the bytes again
+            results["_requeued"] = pa.array(map(header_text, requeued), pa.string())
             if not keep_all:  # the record itself goes back only where it may be refused
                 rows = pa.array(range(batch.num_rows), pa.int64())
-                refused = pc.or_(said["_reason"].is_valid(), columns["_timestamp"].is_null())
-                kept = pc.if_else(refused, rows, pa.scalar(None, pa.int64()))
+                refused = pc.or_(results["_reason"].is_valid(), columns["_timestamp"].is_null())
+                refused_rows = pc.if_else(refused, rows, pa.scalar(None, pa.int64()))
                 for name in ("_headers", "_bytes"):
-                    columns[name] = columns[name].take(kept)
-            yield pa.record_batch(columns | said)
+                    columns[name] = columns[name].take(refused_rows)
+            yield pa.record_batch(columns | results)
 
     return run
 
@@ -115,8 +117,8 @@ def parse(
     """Kafka's records (with headers) as the changelog's columns, ``_reason`` (null: accepted), ``_requeued`` (the refused record that
     one was sent again for) and, for the quarantine, ``_text``, ``_bytes``, ``_headers`` and ``_timestamp``, which are null where the event is accepted: the callers keep these rows in memory.
     ``guard`` is written around what a user wrote (:mod:`jobs.spark.guard`)."""
-    said = [*(name for name in SAID if name != "_text"), *([RANK] if stream.ranked else []), "_requeued"]
-    columns = {**RECORD, **stream.types, **dict.fromkeys(said, "STRING")}
+    added = [*(name for name in SAID if name != "_text"), *([RANK] if stream.ranked else []), "_requeued"]
+    columns = {**RECORD, **stream.types, **dict.fromkeys(added, "STRING")}
     schema = ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())
     report = "_op = 'report' AND _reason IS NULL"
     time = guard.format(f"CAST({_time(stream)} AS TIMESTAMP)")
@@ -130,17 +132,17 @@ def parse(
             "value AS _bytes",
             "try_validate_utf8(CAST(key AS STRING)) AS _key",
         )
-        .mapInArrow(_decoded(decoder, _may_refuse(stream)), schema)  # type: ignore[arg-type]
+        .mapInArrow(_decode_batches(decoder, _may_refuse(stream)), schema)  # type: ignore[arg-type]
         .withColumn("_topic", F.lit(stream.topic))
         .withColumn("_text", F.expr("try_validate_utf8(CAST(_bytes AS STRING))"))
         .transform(lambda rows: lookups.join(rows, guard) if lookups else rows)
-        .withColumn("_time", F.expr(f"CASE WHEN {report} THEN {time} {_of_deletes(stream)} END"))
-        .transform(lambda rows: _ranked(rows, stream, guard) if stream.ranked else rows)
+        .withColumn("_time", F.expr(f"CASE WHEN {report} THEN {time} {_delete_time(stream)} END"))
+        .transform(lambda rows: _add_rank(rows, stream, guard) if stream.ranked else rows)
         .withColumn(
             "_reason",
             F.expr(
                 f"coalesce(_reason, CASE WHEN _op = 'report' THEN {_reason(stream, guard)} WHEN {known} IS NULL THEN {UNTIMED} END"
-                f"{', ' + _unranked(stream) if stream.ranked else ''})"
+                f"{', ' + _rank_reason(stream) if stream.ranked else ''})"
             ),
         )
         .withColumn("_event_time", F.expr("coalesce(_time, _timestamp)"))
@@ -202,26 +204,28 @@ def requeued(parsed: DataFrame) -> DataFrame:
     )
 
 
-def _of_deletes(stream: Stream) -> str:
+def _delete_time(stream: Stream) -> str:
     """SQL: a branch of a CASE that gives the time of a row's delete: when it was made, as the row of before has another's."""
     if not stream.captured:
         return ""
-    made = f"{SOURCE}.ts_ms BETWEEN {LEAST_TIME // 1000} AND {GREATEST_TIME // 1000}"
-    return f"WHEN _op = 'purge' AND {made} THEN timestamp_millis({SOURCE}.ts_ms)"
+    usable = f"{SOURCE}.ts_ms BETWEEN {LEAST_TIME // 1000} AND {GREATEST_TIME // 1000}"
+    return f"WHEN _op = 'purge' AND {usable} THEN timestamp_millis({SOURCE}.ts_ms)"
 
 
-def _ranked(rows: DataFrame, stream: Stream, guard: str) -> DataFrame:
+def _add_rank(rows: DataFrame, stream: Stream, guard: str) -> DataFrame:
     """The same with ``_rank``, of the events that payloads tell of. Raises ConfigError where it is of no type that a rank has."""
     order = safe(nulled(stream.order or "NULL", stream.types))
     try:
-        made = rank_of(order, parse_type(ddl(rows.selectExpr(f"({order}) AS x").schema[0].dataType)))
+        rank = rank_of(order, parse_type(ddl(rows.selectExpr(f"({order}) AS x").schema[0].dataType)))
     except ValueError as error:
         raise ConfigError(f"streams.{stream.name}.order: found {stream.order!r} {error}") from None
-    told = f"CASE WHEN {RANK} IS NOT NULL THEN CAST({RANK} AS BIGINT) WHEN {IN_ORDER} THEN {guard.format(made)} END"
-    return rows.withColumn("_rank", F.expr(f"CASE WHEN _reason IS NULL THEN {told} END"))
+    given_or_computed = (
+        f"CASE WHEN {RANK} IS NOT NULL THEN CAST({RANK} AS BIGINT) WHEN {IN_ORDER} THEN {guard.format(rank)} END"
+    )
+    return rows.withColumn("_rank", F.expr(f"CASE WHEN _reason IS NULL THEN {given_or_computed} END"))
 
 
-def _unranked(stream: Stream) -> str:
+def _rank_reason(stream: Stream) -> str:
     """SQL: why an event that has no rank is refused."""
     reason = f"found no place in the order {stream.order}, expected a whole number of at most 18 digits, or a time"
     return f"CASE WHEN {IN_ORDER} AND _rank IS NULL THEN {literal(reason)} END"

@@ -26,7 +26,7 @@ def enabled(delta: DeltaTable) -> bool:
     return delta.metadata().configuration.get(VECTORS) == "true"
 
 
-def placed(rows: DataFrame) -> DataFrame:
+def with_place(rows: DataFrame) -> DataFrame:
     """A table's rows with the :data:`PLACE` of each."""
     return rows.selectExpr("*", *(f"{expression} AS {name}" for name, expression in PLACE.items()))
 
@@ -56,7 +56,7 @@ def replace_rows(
         )
     transaction.readWholeTable()
     began, now = time.monotonic(), jvm.java.lang.System.currentTimeMillis()
-    changed, replaced = _marked(spark, transaction, places) if places else ([], [])
+    changed, replaced = _mark(spark, transaction, places) if places else ([], [])
     added = [*_items(jvm, transaction.writeFiles(rows._jdf))]
     metrics = {f"numTargetRows{name}": count for name, count in {**counts, "Copied": 0}.items()}
     metrics |= {"operationNumSourceRows": sum(counts.values())}
@@ -72,7 +72,7 @@ def replace_rows(
     )
 
 
-def _marked(spark: SparkSession, transaction: Any, places: DataFrame) -> tuple[list[Any], list[Any]]:
+def _mark(spark: SparkSession, transaction: Any, places: DataFrame) -> tuple[list[Any], list[Any]]:
     """The files in which rows are marked, as they are from now on and as they were; and those of which no row is left."""
     jvm: Any = spark._jvm
     delta = jvm.org.apache.spark.sql.delta
@@ -97,13 +97,13 @@ def _marked(spark: SparkSession, transaction: Any, places: DataFrame) -> tuple[l
 
 def _metrics(spark: SparkSession, values: Mapping[str, int]) -> Any:
     jvm: Any = spark._jvm
-    made = {}
+    metrics = {}
     for name, value in values.items():
-        made[name] = jvm.org.apache.spark.sql.execution.metric.SQLMetrics.createMetric(
+        metrics[name] = jvm.org.apache.spark.sql.execution.metric.SQLMetrics.createMetric(
             spark.sparkContext._jsc.sc(), name
         )
-        made[name].set(value)
-    return jvm.PythonUtils.toScalaMap(made)
+        metrics[name].set(value)
+    return jvm.PythonUtils.toScalaMap(metrics)
 
 
 def _sequence(jvm: Any, items: Iterable[Any]) -> Any:

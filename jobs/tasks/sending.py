@@ -16,7 +16,7 @@ from jobs.spark.guard import TRY
 from jobs.spark.steps import Steps
 from jobs.spark.tables import next_offsets
 from jobs.tasks.deliver import PATIENCE, Message, deliver
-from jobs.tasks.messages import keyed
+from jobs.tasks.messages import with_key
 from jobs.tasks.table import Row, TaskTable
 from statehouse import kafka, topics
 from statehouse.errors import KafkaUnavailable, StatehouseError, TopicRefused, TopicUnavailable, first_line
@@ -77,8 +77,8 @@ class Sending:
         return count
 
     def _rests(self, row: Row) -> bool:
-        found = (self.rests.get(place) for place in (("topic", row["topic"]), ("task", row["id"])))
-        return any(rest is not None and time.monotonic() < rest.until for rest in found)
+        rests = (self.rests.get(place) for place in (("topic", row["topic"]), ("task", row["id"])))
+        return any(rest is not None and time.monotonic() < rest.until for rest in rests)
 
     def _delay(self, kind: str, name: str) -> None:
         """Leave a topic or a task alone for a while, as it cannot be sent to, or sent: the others do not wait for it in each round."""
@@ -195,19 +195,19 @@ class Sending:
     def _send_daily(self, row: Row, at: dt.datetime) -> int:
         task = self.tasks[row["task"]]
         rule, version = self.rules[task.store], self.table.positions["stores"][task.store]["version"]
-        state = keyed(Steps(self.spark, self.config, rule).state_at(version), rule).where(
+        state = with_key(Steps(self.spark, self.config, rule).state_at(version), rule).where(
             TRY.format(safe(task.when or "TRUE"))
         )
         due = f"timestamp_micros({int(row['due'].timestamp() * 1_000_000)})"
         named = {n: e for n, e in {"since": "changed_at", "due": due}.items() if n not in rule.state_columns}
-        told, name = self.messages[task.name], f"{task.name}@{row['due'].isoformat()}/"
+        message, name = self.messages[task.name], f"{task.name}@{row['due'].isoformat()}/"
         heads = {TASK_HEADER: F.concat(F.lit(name), "_key")}
         if task.set_:
-            heads |= {OP_HEADER: F.lit("set"), STORE_HEADER: F.expr(told["set"])}
+            heads |= {OP_HEADER: F.lit("set"), STORE_HEADER: F.expr(message["set"])}
         rows = state.selectExpr("*", *(f"{e} AS {n}" for n, e in named.items()))
         messages = rows.select(
-            F.expr(told["message_key"]).alias("key"),
-            F.expr(told["message"]).alias("value"),
+            F.expr(message["message_key"]).alias("key"),
+            F.expr(message["message"]).alias("value"),
             kafka_sink.headers(heads).alias("headers"),
         ).persist()
         try:
@@ -236,10 +236,10 @@ class Sending:
         refused: list[str] = []
         rows = messages.toLocalIterator()
         while part := list(itertools.islice(rows, AT_ONCE)):
-            made = [
+            part_messages = [
                 Message(topic, r["key"], r["value"], {h["key"]: bytes(h["value"]) for h in r["headers"]}) for r in part
             ]
-            outcomes = deliver(self.config.kafka, made, largest)
+            outcomes = deliver(self.config.kafka, part_messages, largest)
             if delayed := [o.delayed for o in outcomes if o.delayed]:
                 raise TopicUnavailable(delayed[0])
             refused += [o.refused for o in outcomes if o.refused]

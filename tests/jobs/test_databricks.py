@@ -158,9 +158,9 @@ def test_a_root_is_one_place_to_all(there, monkeypatch):
     for root in ("/Workspace/Shared/lake", "/dbfs/lake", "/tmp/lake"):
         with pytest.raises(ConfigError, match="expected s3"):
             session.session("statehouse", None, root)
-    assert databricks.volume("/Volumes/a/b/c") and not databricks.volume("/tmp/lake")
+    assert databricks.in_volume("/Volumes/a/b/c") and not databricks.in_volume("/tmp/lake")
     monkeypatch.delenv("DATABRICKS_RUNTIME_VERSION")
-    assert not databricks.volume("/Volumes/a/b/c")
+    assert not databricks.in_volume("/Volumes/a/b/c")
 
 
 def test_kafkas_classes_have_another_name_there(monkeypatch):
@@ -185,10 +185,10 @@ def test_on_databricks_the_session_is_the_clusters_and_every_new_one_has_the_set
         if made.conf.isModifiable(name):
             made.conf.set(name, other.get(name, "true"))
     try:
-        assert {n: session.fresh(made).conf.get(n) for n in databricks.SETTINGS} == databricks.SETTINGS
+        assert {n: session.new_session(made).conf.get(n) for n in databricks.SETTINGS} == databricks.SETTINGS
         assert {n: session.session("").conf.get(n) for n in databricks.SETTINGS} == databricks.SETTINGS
     finally:
-        databricks.prepared(spark)
+        databricks.prepare(spark)
         spark.conf.unset("spark.databricks.delta.properties.defaults.enableDeletionVectors")
 
 
@@ -202,4 +202,4 @@ def test_a_volumes_files_are_not_locked_and_a_position_there_is_moved_by_spark(t
     position = Position(f"{tmp_path}/positions/route.r", "route:r:t")
     for number in (3, 7):
         position.move(number, {"0": number})
-        assert (position.get(), position.said()) == (number, {"0": number})
+        assert (position.get(), position.read_note()) == (number, {"0": number})
