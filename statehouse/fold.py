@@ -33,15 +33,15 @@ def gained(stream: Stream, names: Sequence[str], payload: str) -> dict[str, str]
     ``names``: where a row is from before, taken from its payload if that was kept, else null. ``payload`` is a struct of what the
     payload has for the :func:`gained_columns`."""
     known = [n.lower() for n in names]
-    made = {}
+    expressions = {}
     for column in gained_columns(stream, names):
         name = quoted(column.name)
-        found = [name] if column.name.lower() in known else []  # a version from before has no such column yet
-        made[column.name] = f"coalesce({', '.join([*found, f'{payload}.{name}'])})"
+        stored = [name] if column.name.lower() in known else []  # a version from before has no such column yet
+        expressions[column.name] = f"coalesce({', '.join([*stored, f'{payload}.{name}'])})"
     for lookup in stream.lookups:  # what was looked up is in no payload
         if lookup.name.lower() not in known:
-            made[lookup.name] = f"CAST(NULL AS {lookup.column.type})"
-    return made
+            expressions[lookup.name] = f"CAST(NULL AS {lookup.column.type})"
+    return expressions
 
 
 def gained_columns(stream: Stream, names: Sequence[str]) -> list[Field]:
@@ -212,7 +212,7 @@ class Rule:
         columns = {**self.key_columns, "_value": self.event_type}
         # Without an alias that changes nothing: Spark mixes up a checkpoint's constraints then.
         bounded = (
-            column if (made := finite(within_years(column, kind), kind)) == column else f"{made} AS {column}"
+            column if (bounds := finite(within_years(column, kind), kind)) == column else f"{bounds} AS {column}"
             for column, kind in ((name if name == "_value" else quoted(name), kind) for name, kind in columns.items())
         )
         selected = ", ".join([*bounded, "_order", "_event_time", "_op", "_agent", *more])
@@ -236,8 +236,8 @@ class Rule:
         """Whether the retention of the window that starts at these microseconds is over."""
         if not self.store.windows or not self.store.retention:
             return "FALSE"
-        kept = self.store.windows[0] + milliseconds(self.store.retention) * 1000
-        return f"({start} + {kept} <= unix_micros(current_timestamp()))"
+        microseconds = self.store.windows[0] + milliseconds(self.store.retention) * 1000
+        return f"({start} + {microseconds} <= unix_micros(current_timestamp()))"
 
     @property
     def _newest(self) -> str:
@@ -262,11 +262,11 @@ class Rule:
 
     def placed(self, events: str, more: Sequence[str] = ()) -> str:
         """Those of the :meth:`events` that have a key, each in its windows; with ``more`` of their columns."""
-        made = ", ".join(["_order, _event_time, _op, _agent, _value, _reset", *more])
+        columns = ", ".join(["_order, _event_time, _op, _agent, _value, _reset", *more])
         if not self.store.windows:
-            return f"\n  SELECT {self._key_list()}, {made} FROM {events} WHERE NOT {self._unkeyed}"
+            return f"\n  SELECT {self._key_list()}, {columns} FROM {events} WHERE NOT {self._unkeyed}"
         return f"""
-  SELECT {self._key_list(windows=False)}, CASE WHEN _op = 'report' THEN timestamp_micros(_start) END AS window_start, {made}
+  SELECT {self._key_list(windows=False)}, CASE WHEN _op = 'report' THEN timestamp_micros(_start) END AS window_start, {columns}
   FROM (SELECT *, explode({self._starts}) AS _start FROM {events} WHERE NOT {self._unkeyed})
   WHERE _op <> 'report' OR NOT {self.late("_start")}"""
 
@@ -285,8 +285,8 @@ class Rule:
     def folds(self, cut: str) -> dict[str, str]:
         """The reducer's aggregates of events, by the column that keeps each; ``cut`` is the order of the reset that they come after."""
         reducer = self.store.reducer
-        made = {**reducer.fold, **reducer.ranked_fold} if self.ranked else reducer.fold
-        return {c: self._fill(e, cut=cut) for c, e in made.items()}
+        aggregates = {**reducer.fold, **reducer.ranked_fold} if self.ranked else reducer.fold
+        return {c: self._fill(e, cut=cut) for c, e in aggregates.items()}
 
     def fold(self, events: str, resets: bool = True) -> str:
         """One row a key out of the store's events; ``resets=False`` promises that none of them is a reset."""
@@ -399,10 +399,10 @@ class Rule:
     def _latest_tombstones(self, tombstones: str) -> str:
         """A key's latest tombstone says all that the earlier ones did: each was made from the row before it."""
         columns = [c for c in self.tombstone_columns if c not in self.keys and c not in ("position", "log_time")]
-        made = ", ".join(f"{quoted(c)} AS {quoted(c)}" for c in columns)
+        fields = ", ".join(f"{quoted(c)} AS {quoted(c)}" for c in columns)
         back = ", ".join(f"_last_one.{quoted(c)} AS {quoted(c)}" for c in columns)
         return f"""(SELECT {self._key_list()}, {back} FROM (SELECT {self._key_list()},
-      max_by(struct({made}), position) AS _last_one FROM {tombstones} GROUP BY {self._key_list()}))"""
+      max_by(struct({fields}), position) AS _last_one FROM {tombstones} GROUP BY {self._key_list()}))"""
 
     def remembered(self) -> str:
         """The memory columns of a row that is absent now, as a select list for the tombstones."""

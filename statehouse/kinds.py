@@ -43,17 +43,17 @@ def differs(node: exp.Expr) -> Differs:
     return Differs(f"{node.sql('spark')[:100]} is not known to be the same in DuckDB")
 
 
-def typed(node: exp.Expr, names: Mapping[str, Type]) -> Type:
+def infer_type(node: exp.Expr, names: Mapping[str, Type]) -> Type:
     """The type of a tree of sqlglot's over columns of some types. Raises :class:`Differs` where it is not known to be alike."""
 
     def of(child: exp.Expr) -> Type:
-        return typed(child, names)
+        return infer_type(child, names)
 
     def need(child: exp.Expr, *kinds: str) -> Type:
-        found = of(child)
-        if found.name not in kinds:
+        child_type = of(child)
+        if child_type.name not in kinds:
             raise differs(node)
-        return found
+        return child_type
 
     if any(given and name not in ARGUMENTS.split() for name, given in node.args.items()):
         raise differs(node)
@@ -225,8 +225,8 @@ def _literal(node: exp.Literal) -> Type:
         return TEXT
     if re.fullmatch(r"\d{1,19}", text) and int(text) < 2**63:
         return parse_type("INT" if int(text) < 2**31 else "BIGINT")
-    if found := re.fullmatch(r"(\d{0,20})\.(\d{0,15})", text):
-        whole, scale = len(found[1].lstrip("0")), len(found[2])
+    if match := re.fullmatch(r"(\d{0,20})\.(\d{0,15})", text):
+        whole, scale = len(match[1].lstrip("0")), len(match[2])
         return parse_type(f"DECIMAL({max(1, whole + scale)},{scale})")
     if "e" in text.lower():
         return DOUBLE
@@ -243,10 +243,10 @@ def _field(node: exp.Expr, path: Sequence[str], names: Mapping[str, Type]) -> Ty
 
 
 def _inner(node: exp.Expr, kind: Type, name: str) -> Type:
-    found = next((inner for field, inner in kind.fields if field.lower() == name.lower()), None)
-    if found is None:
+    inner_kind = next((inner for field, inner in kind.fields if field.lower() == name.lower()), None)
+    if inner_kind is None:
         raise differs(node)
-    return found
+    return inner_kind
 
 
 def _item(node: exp.Bracket, of: Type, names: Mapping[str, Type]) -> Type:
@@ -255,7 +255,7 @@ def _item(node: exp.Bracket, of: Type, names: Mapping[str, Type]) -> Type:
     counted, number = bool(node.args.get("offset")), _number(index)
     if of.name == "ARRAY" and number is not None and (number != 0 if counted else number >= 0):
         return of.parts[0]
-    if of.name == "MAP" and typed(index, names).name == "STRING":
+    if of.name == "MAP" and infer_type(index, names).name == "STRING":
         return of.parts[1]
     raise differs(node)
 
@@ -290,13 +290,13 @@ def _fixed(node: exp.Interval) -> bool:
 
 
 def _comparable(node: exp.Expr, one: exp.Expr, others: Sequence[exp.Expr], names: Mapping[str, Type]) -> None:
-    kind = typed(one, names)
+    kind = infer_type(one, names)
     for other in others:
-        found = typed(other, names)
-        if NULL in (kind, found) or _dated(kind, other) or _dated(found, one):
+        other_kind = infer_type(other, names)
+        if NULL in (kind, other_kind) or _dated(kind, other) or _dated(other_kind, one):
             continue
-        if kind.name != found.name or kind.name not in ("STRING", "BOOLEAN", "BINARY", "FLOAT", *MOMENTS):
-            _numeric(node, [kind, found])
+        if kind.name != other_kind.name or kind.name not in ("STRING", "BOOLEAN", "BINARY", "FLOAT", *MOMENTS):
+            _numeric(node, [kind, other_kind])
 
 
 def _dated(kind: Type, text: exp.Expr) -> bool:
@@ -329,7 +329,7 @@ def _whole(kind: Type) -> int:
 
 def _common(node: exp.Expr, choices: Sequence[exp.Expr], names: Mapping[str, Type]) -> Type:
     """The one type of several results."""
-    kinds = [kind for kind in (typed(choice, names) for choice in choices) if kind is not NULL]
+    kinds = [kind for kind in (infer_type(choice, names) for choice in choices) if kind is not NULL]
     if not kinds:
         return NULL
     return kinds[0] if all(kind == kinds[0] for kind in kinds) else _numeric(node, kinds)
@@ -350,12 +350,12 @@ def _arithmetic(node: exp.Expr, left: Type, right: Type) -> Type:
         sizes.append((whole, kind.sizes[1] if kind.sizes else 0))
     (whole, scale), (other, digits) = sizes
     if isinstance(node, exp.Mul):
-        made = whole + scale + other + digits + 1, scale + digits
+        sizes_of_result = whole + scale + other + digits + 1, scale + digits
     else:
-        made = max(whole, other) + max(scale, digits) + 1, max(scale, digits)
-    if made[0] > FAST:
+        sizes_of_result = max(whole, other) + max(scale, digits) + 1, max(scale, digits)
+    if sizes_of_result[0] > FAST:
         raise differs(node)
-    return parse_type(f"DECIMAL({made[0]},{made[1]})")
+    return parse_type(f"DECIMAL({sizes_of_result[0]},{sizes_of_result[1]})")
 
 
 def _sum(node: exp.Expr, left: Type, right: Type) -> Type:
@@ -392,7 +392,7 @@ def _cast(node: exp.Expr, of: Type) -> Type:
 def _texts(node: exp.Expr, parts: Sequence[exp.Expr], names: Mapping[str, Type]) -> Type:
     """What is put together to a text, each part of which is one, or is written in one way."""
     for part in parts:
-        if not _written(typed(part, names)):
+        if not _written(infer_type(part, names)):
             raise differs(node)
     return TEXT
 
@@ -410,11 +410,11 @@ def _each(node: exp.Expr, of: Type, names: Mapping[str, Type]) -> Type:
     function = node.expression
     if not isinstance(function, exp.Lambda) or len(function.expressions) != 1:
         raise differs(node)
-    made = typed(function.this, {**names, function.expressions[0].name.lower(): of.parts[0]})
+    element = infer_type(function.this, {**names, function.expressions[0].name.lower(): of.parts[0]})
     if isinstance(node, exp.ArrayFilter):
-        if made.name != "BOOLEAN":
+        if element.name != "BOOLEAN":
             raise differs(node)
         return of
-    if made is NULL:
+    if element is NULL:
         raise differs(node)
-    return parse_type(f"ARRAY<{made.ddl}>")
+    return parse_type(f"ARRAY<{element.ddl}>")

@@ -155,8 +155,8 @@ def check_depth(text: str | bytes) -> None:
     if brackets <= DEEPEST:
         return
     depth = 0
-    for found in _BRACKETS.finditer(as_text(text)):
-        bracket = found[0]
+    for match in _BRACKETS.finditer(as_text(text)):
+        bracket = match[0]
         depth += (bracket in "[{") - (bracket in "]}")
         if depth > DEEPEST:
             raise Refused(f"nested more than {DEEPEST} levels deep")

@@ -113,8 +113,8 @@ class RecordDecoder:
     @property
     def schema(self) -> pa.Schema:
         """The columns of :meth:`decode`."""
-        said = [pa.field(name, pa.string()) for name in (*SAID, *([RANK] if self.ranked else []))]
-        return pa.schema([*decoder_of(self.fields).schema, *said])
+        added = [pa.field(name, pa.string()) for name in (*SAID, *([RANK] if self.ranked else []))]
+        return pa.schema([*decoder_of(self.fields).schema, *added])
 
     def decode(
         self,
@@ -134,26 +134,26 @@ class RecordDecoder:
         ]
         controls = [index for index, kind in enumerate(kinds) if kind != REPORT]
         if self.format.name == JSON:
-            texts, columns, reasons = self._json(values, kinds)
+            texts, columns, reasons = self._decode_json(values, kinds)
         elif captured:
-            texts, columns, reasons = self._captured(values, kinds, ids or [None] * len(values), keys)
+            texts, columns, reasons = self._decode_changes(values, kinds, ids or [None] * len(values), keys)
         else:
-            texts, columns, reasons = self._formatted(values, kinds, ids or [None] * len(values))
+            texts, columns, reasons = self._decode_formatted(values, kinds, ids or [None] * len(values))
         names: list[str | None] = [None] * len(texts)
         agents, given, places = list(names), list(names), list(names)
         for index in controls:
             names[index] = store = header_text(stores[index])
             try:
-                agents[index], given[index] = self._control(kinds[index], store, keys[index], texts[index])
+                agents[index], given[index] = self._check_control(kinds[index], store, keys[index], texts[index])
                 if self.ranked and kinds[index] not in TASK_OPERATIONS:
                     places[index] = self._rank(kinds[index], None if ranks is None else header_text(ranks[index]))
             except Refused as reason:
                 reasons[index] = str(reason)
-        said = (kinds, names, agents, given, texts, reasons, *([places] if self.ranked else []))
-        arrays = [pa.array(column, pa.string()) for column in said]
+        added = (kinds, names, agents, given, texts, reasons, *([places] if self.ranked else []))
+        arrays = [pa.array(column, pa.string()) for column in added]
         return pa.record_batch([*columns, *arrays], schema=self.schema)
 
-    def _json(self, values: Sequence[bytes | None], kinds: Sequence[str]) -> Decoded:
+    def _decode_json(self, values: Sequence[bytes | None], kinds: Sequence[str]) -> Decoded:
         """Reports in JSON; and the text of every record."""
         texts = [None if value is None else _utf8(value) for value in values]
         payloads = [text if kind == REPORT else None for text, kind in zip(texts, kinds, strict=True)]
@@ -164,7 +164,9 @@ class RecordDecoder:
                     reasons[index] = NOTHING if values[index] is None else "not UTF-8"
         return texts, columns, reasons
 
-    def _formatted(self, values: Sequence[bytes | None], kinds: Sequence[str], ids: Sequence[bytes | None]) -> Decoded:
+    def _decode_formatted(
+        self, values: Sequence[bytes | None], kinds: Sequence[str], ids: Sequence[bytes | None]
+    ) -> Decoded:
         """Reports in another format; and the text of control events, which are JSON."""
         pairs = list(zip(values, kinds, strict=True))
         texts = [None if value is None or kind == REPORT else _utf8(value) for value, kind in pairs]
@@ -175,7 +177,7 @@ class RecordDecoder:
                 reasons[index] = f"found nothing, expected a payload in {self.format.name}"
         return texts, columns, reasons
 
-    def _captured(
+    def _decode_changes(
         self,
         values: Sequence[bytes | None],
         kinds: list[str],
@@ -193,7 +195,7 @@ class RecordDecoder:
                 kinds[index] = TOMBSTONE if value is None else changes[index]
         return texts, columns, reasons
 
-    def _control(
+    def _check_control(
         self, operation: str, store: str | None, key: str | None, text: str | None
     ) -> tuple[str | None, str | None]:
         """The agent and the value, as text, of a control event."""
@@ -219,17 +221,17 @@ class RecordDecoder:
             return _parse_set(target, text)
         return None, text if operation in TASK_OPERATIONS else None
 
-    def _rank(self, operation: str, said: str | None) -> str:
+    def _rank(self, operation: str, rank: str | None) -> str:
         """The place of a set or a purge in the order that payloads tell: where there are changes of a table it has none."""
         if self.format.name == DEBEZIUM:
             raise Refused(f"found a {operation} among changes of a table, expected none: its database does not know it")
-        if said is None:
+        if rank is None:
             raise Refused(
                 f"found a {operation} without the header {ORDER_HEADER}, expected its place in the stream's order"
             )
-        if not re.fullmatch(r"-?[0-9]{1,18}", said):
-            raise Refused(f"{ORDER_HEADER}: found {said[:SHOWN]}, expected a whole number of at most 18 digits")
-        return said
+        if not re.fullmatch(r"-?[0-9]{1,18}", rank):
+            raise Refused(f"{ORDER_HEADER}: found {rank[:SHOWN]}, expected a whole number of at most 18 digits")
+        return rank
 
     def _check_task(self, operation: str, store: str | None, text: str | None) -> None:
         """Whether a task is one: its payload is ``{"due": …, "send": {"topic", "key", "value"}}``, or with ``"set": {"store", "key",

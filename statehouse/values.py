@@ -221,13 +221,13 @@ def _topic(name: str) -> str:
     return name
 
 
-def _topics(found: Any) -> Any:
-    if isinstance(found, dict):
+def _topics(value: Any) -> Any:
+    if isinstance(value, dict):
         raise ValueError(
             "found a rule of this name, expected the topics that tasks may be asked to send to, such as [alerts, 'ops-*']: "
             "give the rule another name"
         )
-    return as_list(found)
+    return as_list(value)
 
 
 def _topic_pattern(text: Any) -> str:

@@ -140,10 +140,10 @@ class Client:
 
         It has connections of its own, so that one worker answers what one thread asks.
         """
-        made = copy.copy(self)
-        made._core = self._core.in_session()
-        made._open()
-        return made
+        client = copy.copy(self)
+        client._core = self._core.in_session()
+        client._open()
+        return client
 
     def at(self, moment: dt.datetime | str) -> Past:
         """The states as of a moment."""
@@ -206,10 +206,10 @@ class AsyncClient:
 
     def session(self) -> AsyncClient:
         """As :meth:`Client.session`."""
-        made = copy.copy(self)
-        made._core = self._core.in_session()
-        made._open()
-        return made
+        client = copy.copy(self)
+        client._core = self._core.in_session()
+        client._open()
+        return client
 
     def at(self, moment: dt.datetime | str) -> AsyncPast:
         """The states as of a moment."""

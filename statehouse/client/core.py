@@ -41,9 +41,9 @@ class Core:
 
     def in_session(self) -> Core:
         """The same for a session, which remembers its writes."""
-        made = copy.copy(self)
-        made.writes = Writes()
-        return made
+        core = copy.copy(self)
+        core.writes = Writes()
+        return core
 
     def ask(
         self,
@@ -97,11 +97,11 @@ class Core:
 
     def shape(self, store: str) -> Flow[Shape]:
         """The columns of a store, asked for once; again as long as none is known."""
-        found = self._shapes.get(store)
-        if found is None or not found.columns:
+        known = self._shapes.get(store)
+        if known is None or not known.columns:
             document = yield from self.document("GET", store_path(store))
-            found = self._shapes[store] = Shape.of(document)
-        return found
+            known = self._shapes[store] = Shape.of(document)
+        return known
 
     def wait(self, store: str) -> Flow[None]:
         """Wait until all that the session has written to a store is in the answers."""

@@ -93,8 +93,8 @@ def _kafka(path: Path, config: Config, document: YamlFile, unknown: list[str]) -
     from statehouse.kafka_clients import notes
 
     both = "found a property that neither librdkafka nor Spark's client knows; it has no effect"
-    found = [*notes(config.kafka), *((name, both) for name in unknown)]
-    return [f"{path}:{document.line_of(('kafka', name))}: note: kafka.{name}: {message}" for name, message in found]
+    pairs = [*notes(config.kafka), *((name, both) for name in unknown)]
+    return [f"{path}:{document.line_of(('kafka', name))}: note: kafka.{name}: {message}" for name, message in pairs]
 
 
 def _derived(path: Path, config: Config, document: YamlFile) -> list[str]:

@@ -186,18 +186,18 @@ def _sampled(kafka: dict[str, str], topic: str | None, source: str | None, recor
 
     if source:
         with working(f"reading {source}"):
-            return sample.of_file(source, records)
+            return sample.read_file(source, records)
     if topic is None:
         with working("asking Kafka for its topics"):
             names = sample.topic_names(kafka)
         if len(names) != 1 and not (names and ask):
-            found = f"{len(names)} topics ({', '.join(names[:20])})" if names else "no topics"
+            topics = f"{len(names)} topics ({', '.join(names[:20])})" if names else "no topics"
             raise ConfigError(
-                f"statehouse init: found {found}, expected --topic or --file", advice="name a topic with --topic"
+                f"statehouse init: found {topics}, expected --topic or --file", advice="name a topic with --topic"
             )
         topic = names[0] if len(names) == 1 else names[_choose("Which topic?", [(name, "") for name in names])]
     with working(f"reading {topic}"):
-        return sample.of_topic(kafka, topic, records)
+        return sample.read_topic(kafka, topic, records)
 
 
 def _split(key: tuple[str, ...], findings: Findings) -> list[str]:

@@ -182,12 +182,12 @@ def scan(store: str, limit: int | None, as_json: bool, url: str, token: str | No
     people = for_people(as_json)
     most = limit or (SHOWN if people else None)
     with asking(url, token) as client:
-        found = client.scan(store, limit=most and most + people, **given)
+        states = client.scan(store, limit=most and most + people, **given)
         if not people:
-            for state in found:
+            for state in states:
                 print_row(state.raw)
             return
-        rows = [{**_shown(state.raw), **_reports(state)} for state in found]
+        rows = [{**_shown(state.raw), **_reports(state)} for state in states]
     show_rows(rows[:most])
     if most and len(rows) > most:
         print(f"the first {most:,} rows; there are more", file=sys.stderr)
@@ -283,7 +283,9 @@ def put(
 ) -> None:
     """Set a key to a value: text, or JSON where the store's values are no text."""
     with asking(url, token) as client:
-        kind = next((found.columns.get("value") for found in client.stores() if found.name == store), None)
+        kind = next(
+            (description.columns.get("value") for description in client.stores() if description.name == store), None
+        )
         given = _value(value, kind or "")
         _write(client, lambda at: at.put(store, *key, value=given, agent=agent), (store, *key), wait, as_json)
 

@@ -63,7 +63,7 @@ class Sample:
         return len(self.records) + self.refused + self.controls
 
 
-def of_file(file: str | Path, most: int) -> Sample:
+def read_file(file: str | Path, most: int) -> Sample:
     """The first records of a file of JSON lines, also compressed (``.gz``, ``.bz2``), or of one JSON array of objects.
 
     Raises StatehouseError where the file cannot be read, or has no JSON object.
@@ -102,7 +102,7 @@ def _objects(text: bytes) -> list[bytes]:
     return [text.strip()]
 
 
-def of_topic(properties: dict[str, Any], topic: str, most: int) -> Sample:
+def read_topic(properties: dict[str, Any], topic: str, most: int) -> Sample:
     """The newest records of a topic, about as many of each partition. Raises KafkaUnavailable, and StatehouseError where there is no
     such topic, or no JSON object in it."""
     if kafka.find_topic(properties, topic) is None:
