@@ -15,7 +15,6 @@ from jobs.spark import databricks
 from jobs.spark.expressions import (
     KEYS,
     KNOWN,
-    NUMBERS,
     can_carry,
     data_type,
     ddl,
@@ -35,7 +34,7 @@ from statehouse.fold import Rule
 from statehouse.kafka_clients import known_to_librdkafka
 from statehouse.records import is_text_of
 from statehouse.spark_sql import TIMES, rank_of
-from statehouse.types import parse_type
+from statehouse.types import NUMBERS, parse_type
 
 MOST_DECIMALS = 36  # of a number that is added up: one digit more than 38 would be needed for the sum
 

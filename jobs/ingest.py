@@ -43,7 +43,7 @@ from jobs.spark.change_feed import from_offsets
 from jobs.spark.expressions import rule_of
 from jobs.spark.guard import Guard
 from jobs.spark.lookup import Lookups
-from jobs.spark.parse import accepted, parse, refused, requeued, thrown
+from jobs.spark.parse import accepted_rows, parse, refused_rows, requeued_rows, time_reason
 from jobs.spark.tables import create_requeued, create_stream, next_offsets
 from jobs.spark.unreadable import is_unreadable, read_records
 from statehouse import kafka
@@ -174,7 +174,7 @@ class Ingest:
                     self._append_refused(parsed)
                 if again:
                     path = create_requeued(self.spark, self.config, self.stream)
-                    requeued(parsed).coalesce(1).write.format("delta").mode("append").save(path)
+                    requeued_rows(parsed).coalesce(1).write.format("delta").mode("append").save(path)
                 self._append_accepted(parsed, {**self.offsets, **further}, count - bad, bad)
                 self.progress.advance(count)
             finally:
@@ -215,12 +215,12 @@ class Ingest:
         return decoder.knowing(schemas)
 
     def _append_refused(self, parsed: DataFrame) -> None:
-        reason = [thrown(parsed, self.stream)] if self.guard.up else []
-        rows = refused(parsed, *reason).where(from_offsets(self.quarantined_to))
+        reason = [time_reason(parsed, self.stream)] if self.guard.up else []
+        rows = refused_rows(parsed, *reason).where(from_offsets(self.quarantined_to))
         rows.coalesce(1).write.format("delta").mode("append").save(self.quarantine)
 
     def _append_accepted(self, parsed: DataFrame, offsets: dict[int, int], good: int, bad: int) -> None:
-        rows = accepted(parsed, self.stream)
+        rows = accepted_rows(parsed, self.stream)
         named = {"topic": self.stream.topic, **({"id": self.topic_id} if self.topic_id else {})}
         position = {**named, "offsets": {str(p): o for p, o in sorted(offsets.items())}}
         done = {"userMetadata": json.dumps(position)}

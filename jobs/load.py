@@ -23,7 +23,7 @@ from jobs.spark.expressions import rule_of
 from jobs.spark.guard import Guard
 from jobs.spark.kafka_sink import json
 from jobs.spark.lookup import Lookups
-from jobs.spark.parse import accepted, parse, refused, thrown
+from jobs.spark.parse import accepted_rows, parse, refused_rows, time_reason
 from jobs.spark.tables import create_stream, next_offsets
 from statehouse.config.models import Config, Stream
 from statehouse.errors import StatehouseError, first_line
@@ -32,9 +32,9 @@ from statehouse.progress import SILENT, Progress
 from statehouse.records import decoder_for
 from statehouse.spark_sql import literal, quoted
 from statehouse.tables import LOADED, opened, table
+from statehouse.types import NUMBERS
 from statehouse.values import Column
 
-NUMBERS = ("TINYINT", "SMALLINT", "INT", "BIGINT", "FLOAT", "DOUBLE", "DECIMAL")
 NESTED = ("ARRAY", "MAP", "STRUCT")
 JSON_LINES = (".json", ".jsonl", ".ndjson")
 ENDINGS = (*JSON_LINES, ".csv", ".parquet")
@@ -92,10 +92,10 @@ def load(spark: SparkSession, config: Config, stream: Stream, file: str | Path, 
     try:
         once = {"txnAppId": done, "txnVersion": "1"}
         if bad:
-            refused(parsed, thrown(parsed, stream)).write.format("delta").mode("append").options(**once).save(
+            refused_rows(parsed, time_reason(parsed, stream)).write.format("delta").mode("append").options(**once).save(
                 quarantine
             )
-        accepted(parsed, stream).write.format("delta").mode("append").options(**once).save(changelog)
+        accepted_rows(parsed, stream).write.format("delta").mode("append").options(**once).save(changelog)
     finally:
         parsed.unpersist()
     return Loaded(str(path), events, bad)

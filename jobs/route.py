@@ -23,13 +23,13 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
 from jobs.spark import change_feed
-from jobs.spark.guard import TRY, Guard
+from jobs.spark.guard import TRY, Guard, error_of
 from jobs.spark.kafka_sink import Sent, headers, json, send, size
 from jobs.spark.position import Position
 from jobs.spark.session import new_session
 from statehouse import kafka
 from statehouse.config.models import Config, Route, Stream
-from statehouse.errors import DefinitionChanged, StatehouseError, first_line
+from statehouse.errors import DefinitionChanged, StatehouseError
 from statehouse.fold import Rule
 from statehouse.headers import PART_HEADER, REVISION_HEADER, SOURCE_HEADER
 from statehouse.spark_sql import quoted
@@ -228,11 +228,8 @@ class Router:
         throws = f"{'TRUE' if self.route.store else REPORTED} AND {TRY.format(f'struct({row})')} IS NULL"  # a struct is null for no other reason
         bad = events.where(throws)
         if not bad.isEmpty():
-            reason = THROWN
-            try:
-                bad.selectExpr(row).collect()
-            except Exception as error:
-                reason = f"{THROWN}: {first_line(error)}"
+            error = error_of(bad, row)
+            reason = f"{THROWN}: {error}" if error else THROWN
             self._quarantine(bad, F.lit(f"route {self.name}: {reason}"))
         return events.where(f"NOT ({throws})")
 

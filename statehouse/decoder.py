@@ -26,10 +26,8 @@ from statehouse.payload import (
     read,
     read_object,
 )
-from statehouse.types import INTEGERS, Type
-
-# The typed way: what msgspec checks by itself, and what is finished column by column: text, and JSON that is not read yet.
-_TEXTUAL = ("DATE", "TIMESTAMP", "TIMESTAMP_NTZ")
+from statehouse.spark_sql import TIMES
+from statehouse.types import FLOATS, INTEGERS, Type
 
 
 class Decoder:
@@ -39,7 +37,8 @@ class Decoder:
         self.fields = tuple(fields)
         self.schema = pa.schema([(field.name, field.kind.arrow) for field in fields])
         self._row = _row_type(self.fields)
-        self._unfinished = [f.kind.name in _TEXTUAL or _typed(f.kind) is msgspec.Raw for f in self.fields]
+        # Columns that msgspec does not finish: times, which are text to it, and JSON that is not read yet.
+        self._unfinished = [f.kind.name in TIMES or _typed(f.kind) is msgspec.Raw for f in self.fields]
         self._decode = msgspec.json.Decoder(self._row).decode if self._row else None
 
     def decode(self, texts: Sequence[str | None]) -> tuple[list[pa.Array], list[str | None]]:
@@ -131,7 +130,7 @@ def _present(texts: Iterable[str | None]) -> list[int]:
 
 def _typed(kind: Type) -> Any:
     """What msgspec gives of a column: its values, its text, or JSON."""
-    return str if kind.name in _TEXTUAL else _plain_type(kind) or msgspec.Raw
+    return str if kind.name in TIMES else _plain_type(kind) or msgspec.Raw
 
 
 def _row_type(fields: Sequence[Field]) -> Any:
@@ -175,7 +174,7 @@ def _array(values: Sequence[Any], kind: Type) -> pa.Array:
     if kind.name == "DATE":
         return pa.array(values, pa.int32()).view(kind.arrow)
     column = pa.array(values, kind.arrow)
-    return _without_minus_zero(column) if any(leaf.name in ("FLOAT", "DOUBLE") for leaf in kind.leaves) else column
+    return _without_minus_zero(column) if any(leaf.name in FLOATS for leaf in kind.leaves) else column
 
 
 def _without_minus_zero(column: pa.Array) -> pa.Array:

@@ -15,7 +15,6 @@ from confluent_kafka.cimpl import NewTopic
 
 from statehouse import kafka_clients as clients
 from statehouse.errors import KafkaRefused, KafkaUnavailable, TopicRefused, TopicUnavailable
-from statehouse.kafka_clients import java as java
 
 # A record's own time counts in these years. Before them Spark takes it for one of another calendar, after them it is no time in JSON.
 FIRST_TIME, LAST_TIME = "1583-01-01 00:00:00", "9999-12-31 23:59:59.999"

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from sqlglot import exp
 from sqlglot.errors import UnsupportedError
 
+from statehouse.spark_sql import TIMES
 from statehouse.types import FORMS, INTEGERS, Type, parse_type
 
 NULL = Type("NULL", "NULL")
 BOOLEAN, TEXT, DATE, TIMESTAMP, DOUBLE = map(parse_type, ("BOOLEAN", "STRING", "DATE", "TIMESTAMP", "DOUBLE"))
-MOMENTS = ("DATE", "TIMESTAMP", "TIMESTAMP_NTZ")
 DIGITS = {"TINYINT": 3, "SMALLINT": 5, "INT": 10, "BIGINT": 19}
 FAST = 18  # digits that DuckDB has room for in a product or sum of decimals that have no more
 EXACT = 15  # digits of a decimal that a double tells from all others
@@ -161,7 +161,7 @@ def infer_type(node: exp.Expr, names: Mapping[str, Type]) -> Type:
         case exp.TimestampTrunc() if node.text("unit").upper() in UNITS:
             return need(node.this, "TIMESTAMP")
         case exp.TsOrDsToDate() if not node.args.get("format"):
-            need(node.this, *MOMENTS)
+            need(node.this, *TIMES)
             return DATE
         case exp.TsOrDsAdd() if node.text("unit") == "DAY" and _days(node.expression):
             return need(node.this, "DATE")
@@ -211,7 +211,7 @@ def infer_type(node: exp.Expr, names: Mapping[str, Type]) -> Type:
         need(node.expression, "STRING")
         return OF_TEXTS[type(node)]
     if isinstance(node, OF_DATE) and isinstance(node.this, exp.TsOrDsToDate):
-        need(node.this.this, *MOMENTS)
+        need(node.this.this, *TIMES)
         return parse_type("INT")
     if isinstance(node, OF_TIME):
         need(node.this, "TIMESTAMP")
@@ -295,13 +295,13 @@ def _comparable(node: exp.Expr, one: exp.Expr, others: Sequence[exp.Expr], names
         other_kind = infer_type(other, names)
         if NULL in (kind, other_kind) or _dated(kind, other) or _dated(other_kind, one):
             continue
-        if kind.name != other_kind.name or kind.name not in ("STRING", "BOOLEAN", "BINARY", "FLOAT", *MOMENTS):
+        if kind.name != other_kind.name or kind.name not in ("STRING", "BOOLEAN", "BINARY", "FLOAT", *TIMES):
             _numeric(node, [kind, other_kind])
 
 
 def _dated(kind: Type, text: exp.Expr) -> bool:
     """Whether a text that is compared with a time is one that both engines read alike."""
-    return kind.name in MOMENTS and _plain(text) and bool(re.fullmatch(FORMS[kind.name], text.name))
+    return kind.name in TIMES and _plain(text) and bool(re.fullmatch(FORMS[kind.name], text.name))
 
 
 def _numeric(node: exp.Expr, kinds: Sequence[Type]) -> Type:

@@ -23,6 +23,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from statehouse.types import INTEGERS
+
 # The order of events, (event time, partition, offset), packed into one number of fixed width: microseconds,
 # then five digits of partition + 1 (0 is for loaded files), then fifteen of offset. Strings and structs would make
 # both engines sort where this hashes. In a stream with ``order:`` the event's rank, of at most eighteen digits, is in the place of its time.
@@ -37,12 +39,11 @@ ORDER_SQL = _AT.format("_event_time") + _PLACE
 RANKED_ORDER_SQL = _FIRST.format("_rank") + _PLACE
 
 ROOMY = 28  # digits of decimals of which any number of events can be added up in 38
-INTEGRAL = ("TINYINT", "SMALLINT", "INT", "BIGINT")
 
 
 def accumulator(value_type: str) -> str:
     """The type in which values of a type are added up: exact for integers and decimals."""
-    if value_type.upper() in INTEGRAL:
+    if value_type.upper() in INTEGERS:
         return ORDER
     scale = re.fullmatch(r"DECIMAL\(\d+,\s*(\d+)\)", value_type.upper())
     return f"DECIMAL(38,{scale[1]})" if scale else "DOUBLE"
@@ -66,7 +67,7 @@ def summation(value_type: str) -> str:
 
 
 def _sum_type(value_type: str) -> str:
-    return "BIGINT" if value_type.upper() in INTEGRAL else accumulator(value_type)
+    return "BIGINT" if value_type.upper() in INTEGERS else accumulator(value_type)
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 from statehouse.payload import GREATEST_TIME, LEAST_TIME
-from statehouse.types import FORMS, INTEGERS, Type, type_or_none
+from statehouse.types import FLOATS, FORMS, INTEGERS, Type, type_or_none
 
 TIMES = ("DATE", "TIMESTAMP", "TIMESTAMP_NTZ")
 GREATEST_RANK = 10**18 - 1  # which there is room for in the order, see statehouse.reducers.ORDER
-FLOATS, GREATEST_DOUBLE = ("FLOAT", "DOUBLE"), 1.7976931348623157e308
+GREATEST_DOUBLE = 1.7976931348623157e308
 
 
 def quoted(name: str) -> str:

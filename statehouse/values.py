@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator
 from sqlglot import TokenType, exp
 
 from statehouse import topics
-from statehouse.types import check_name, parse_type
+from statehouse.types import NUMBERS, check_name, parse_type
 
 UNITS = {
     "millisecond": 1,
@@ -149,7 +149,6 @@ def as_list(value: Any) -> Any:
 
 
 # Types that a table can be clustered by: those of which Delta keeps the least and the greatest of a file.
-NUMBERS = ("TINYINT", "SMALLINT", "INT", "BIGINT", "DECIMAL", "FLOAT", "DOUBLE")
 ORDERED = ("STRING", "DATE", "TIMESTAMP", *NUMBERS)
 
 

@@ -10,7 +10,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from jobs.spark import private_key
-from statehouse import kafka
+from statehouse import kafka_clients
 from statehouse.errors import ConfigError
 from statehouse.places import remote
 
@@ -70,7 +70,7 @@ def kafka_package(spark: SparkSession) -> Any:
 def client(properties: dict[str, Any]) -> dict[str, str]:
     """The file's ``kafka:`` section for the Kafka client that Spark has: with a private key that it can read. There its classes, such as
     those that log in, are under another name."""
-    settings = kafka.java(properties)
+    settings = kafka_clients.java(properties)
     if private_key.is_encrypted(settings.get(KEY, "")) and (context := SparkContext._active_spark_context):
         settings[KEY] = private_key.decrypt(context._gateway, settings[KEY], settings.pop(KEY_PASSWORD, ""))
     return {k: f"kafkashaded.{v}" if here() and v.startswith("org.apache.kafka.") else v for k, v in settings.items()}

@@ -19,10 +19,9 @@ from statehouse.fold import Rule
 from statehouse.reducers import ORDER
 from statehouse.spark_sql import TIMES, quoted
 from statehouse.tables import changelog_columns
+from statehouse.types import INTEGERS, NUMBERS
 
-EXACT = ("TINYINT", "SMALLINT", "INT", "BIGINT", "DECIMAL")
-KEYS = ("STRING", "BOOLEAN", *EXACT, *TIMES)
-NUMBERS = (*EXACT, "FLOAT", "DOUBLE")
+KEYS = ("STRING", "BOOLEAN", *INTEGERS, "DECIMAL", *TIMES)
 CARRIED = (*KEYS, *NUMBERS, "BINARY")  # by tables and both engines, beside what is nested
 KNOWN = "a type that JSON and both engines have"
 

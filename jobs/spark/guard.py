@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from jobs.spark import change_feed
 from statehouse.errors import first_line
@@ -38,6 +38,15 @@ def install(spark: SparkSession) -> None:
     session.sessionState().functionRegistry().registerFunction(name, built._1(), built._2())
     # Spark computes what occurs twice once, before all else: out of the reach of what catches.
     spark.conf.set("spark.sql.subexpressionElimination.enabled", "false")
+
+
+def error_of(rows: DataFrame, expression: str) -> str | None:
+    """What the engine says where it cannot compute an expression of some rows; None where it can."""
+    try:
+        rows.selectExpr(expression).collect()
+    except Exception as error:  # whatever a function throws
+        return first_line(error)
+    return None
 
 
 class Guard:

@@ -14,11 +14,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from jobs.spark.expressions import ddl
-from jobs.spark.guard import PLAIN
+from jobs.spark.guard import PLAIN, error_of
 from jobs.spark.lookup import Lookups, count_column
 from statehouse.alike import nulled
 from statehouse.config.models import Stream
-from statehouse.errors import ConfigError, first_line
+from statehouse.errors import ConfigError
 from statehouse.formats.format import SOURCE
 from statehouse.headers import TOMBSTONE
 from statehouse.payload import GREATEST_TIME, LEAST_TIME
@@ -31,7 +31,7 @@ from statehouse.values import safe
 # As in jobs.spark.change_feed.from_offsets: a time that is no number in the code that Spark makes.
 NOW = "array(current_timestamp())[CASE WHEN _partition IS NULL THEN 1 ELSE 0 END]"
 UNTIMED = "'found no time in the years 1583 to 9999 with the record, expected one'"
-THROWN = "the time cannot be computed"  # the reason, until :func:`refused` is told the engine's
+THROWN = "the time cannot be computed"  # the reason, until :func:`refused_rows` is told the engine's
 # What is handed to Python of a record, and back again as it was. Headers are JSON: as an array of structs they would take as much of the
 # processor as all the rest, also where there are none.
 RECORD = {
@@ -92,9 +92,9 @@ def _decode_batches(
             if not keep_all:  # the record itself goes back only where it may be refused
                 rows = pa.array(range(batch.num_rows), pa.int64())
                 refused = pc.or_(results["_reason"].is_valid(), columns["_timestamp"].is_null())
-                refused_rows = pc.if_else(refused, rows, pa.scalar(None, pa.int64()))
+                refused_only = pc.if_else(refused, rows, pa.scalar(None, pa.int64()))
                 for name in ("_headers", "_bytes"):
-                    columns[name] = columns[name].take(refused_rows)
+                    columns[name] = columns[name].take(refused_only)
             yield pa.record_batch(columns | results)
 
     return run
@@ -162,24 +162,20 @@ def parse(
     )
 
 
-def accepted(parsed: DataFrame, stream: Stream) -> DataFrame:
+def accepted_rows(parsed: DataFrame, stream: Stream) -> DataFrame:
     """The rows for the changelog."""
     rows = parsed.where("_reason IS NULL")
     return rows.select(*(quoted(c.name) for c in stream.known), *event_columns(stream))
 
 
-def thrown(parsed: DataFrame, stream: Stream) -> str:
-    """What the engine says of the times that it cannot compute, where there are any."""
-    rows = parsed.where(f"_reason = {literal(THROWN)}")
-    try:
-        rows.selectExpr(f"CAST({_time(stream)} AS TIMESTAMP)").collect()
-    except Exception as error:
-        return f"{stream.time} cannot be computed: {first_line(error)}"
-    return THROWN
+def time_reason(parsed: DataFrame, stream: Stream) -> str:
+    """The reason for rows whose time cannot be computed, with the engine's words where there are such rows; else :data:`THROWN`."""
+    error = error_of(parsed.where(f"_reason = {literal(THROWN)}"), f"CAST({_time(stream)} AS TIMESTAMP)")
+    return f"{stream.time} cannot be computed: {error}" if error else THROWN
 
 
-def refused(parsed: DataFrame, thrown: str = THROWN) -> DataFrame:
-    """The rows for the quarantine: nothing of the record is lost. ``thrown`` is the reason where the time cannot be computed."""
+def refused_rows(parsed: DataFrame, time_reason: str = THROWN) -> DataFrame:
+    """The rows for the quarantine: nothing of the record is lost. ``time_reason`` is the reason where the time cannot be computed."""
     return parsed.where("_reason IS NOT NULL").selectExpr(
         "_topic AS topic",
         "_partition AS partition",
@@ -189,12 +185,12 @@ def refused(parsed: DataFrame, thrown: str = THROWN) -> DataFrame:
         "_text AS payload",
         "CASE WHEN _text IS NULL THEN _bytes END AS payload_bytes",
         f"from_json(_headers, '{HEADERS}') AS headers",
-        f"CASE WHEN _reason = {literal(THROWN)} THEN {literal(thrown)} ELSE _reason END AS reason",
+        f"CASE WHEN _reason = {literal(THROWN)} THEN {literal(time_reason)} ELSE _reason END AS reason",
         "_log_time AS log_time",
     )
 
 
-def requeued(parsed: DataFrame) -> DataFrame:
+def requeued_rows(parsed: DataFrame) -> DataFrame:
     """Which refused records have come back, for ``requeued/<stream>``."""
     return parsed.where("_requeued IS NOT NULL").selectExpr(
         "try_cast(split_part(_requeued, ':', 1) AS INT) AS partition",

@@ -22,7 +22,7 @@ from databricks.bundles.jobs import Job
 
 from jobs.spark import databricks, session
 from jobs.spark.position import Position
-from statehouse import cli, kafka
+from statehouse import cli, kafka_clients
 from statehouse.config.file import load
 from statehouse.errors import ConfigError
 
@@ -166,7 +166,7 @@ def test_a_root_is_one_place_to_all(there, monkeypatch):
 def test_kafkas_classes_have_another_name_there(monkeypatch):
     given = {"bootstrap.servers": "k:9092", "sasl.username": "u", "sasl.password": "org.apache.kafka.p"}
     usual = databricks.client(given)
-    assert usual == kafka.java(given)
+    assert usual == kafka_clients.java(given)
     monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "17.3")
     assert databricks.client(given) == {**usual, "sasl.jaas.config": f"kafkashaded.{usual['sasl.jaas.config']}"}
     already = {"sasl.jaas.config": "kafkashaded.org.apache.kafka.common.security.plain.PlainLoginModule required;"}
