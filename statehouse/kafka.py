@@ -7,6 +7,7 @@ import functools
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
@@ -274,31 +275,53 @@ def await_topic(
                 time.sleep(0.1)
 
 
+@contextmanager
+def _reading(
+    properties: dict[str, Any], topic: str, starts: Mapping[int, int], group: str, reset: str = "earliest"
+) -> Iterator[Callable[[Callable[[], float]], Message]]:
+    """A consumer of a topic's partitions, each from its offset in ``starts`` on: the function that gives its next message.
+
+    The function takes one that says how many seconds are left to wait. The message has an error where a partition ends, or where it has
+    no such offset and ``reset`` is ``error``. Errors that pass are skipped. It raises :class:`KafkaUnavailable` for others, and where no
+    message comes in time.
+    """
+    settings = {**librdkafka(properties), "group.id": group, "enable.auto.commit": False}
+    consumer = Consumer({**settings, "enable.partition.eof": True, "auto.offset.reset": reset})
+    ends = [KafkaError._PARTITION_EOF, *([KafkaError._AUTO_OFFSET_RESET] if reset == "error" else [])]
+
+    def poll(left: Callable[[], float]) -> Message:
+        while True:
+            message = consumer.poll(max(0.0, left()))
+            if message is None:
+                raise unavailable(properties, f"no records of {topic!r} in time")
+            error = message.error()
+            if error is None or error.code() in ends:
+                return message
+            if error.code() != KafkaError._ALL_BROKERS_DOWN and not error.retriable():
+                raise _unavailable(properties, error)
+
+    try:
+        consumer.assign([TopicPartition(topic, partition, offset) for partition, offset in starts.items()])
+        yield poll
+    finally:
+        consumer.close()
+
+
 def first_time(properties: dict[str, Any], topic: str, offsets: Mapping[int, int], timeout: float = 10.0) -> float:
     """The time of the oldest record from each partition's offset on (which defaults to its beginning), in seconds since 1970;
     infinity where there are none. Raises :class:`KafkaUnavailable`."""
     numbers = partitions(properties, topic, timeout)
     if not numbers:
         return float("inf")
-    settings = {**librdkafka(properties), "group.id": "statehouse-tasks", "enable.auto.commit": False}
-    consumer = Consumer({**settings, "enable.partition.eof": True, "auto.offset.reset": "earliest"})
-    try:
-        consumer.assign([TopicPartition(topic, p, offsets.get(p, 0)) for p in numbers])
-        times: dict[int | None, float] = {}
+    starts = {p: offsets.get(p, 0) for p in numbers}
+    times: dict[int | None, float] = {}
+    with _reading(properties, topic, starts, "statehouse-tasks") as poll:
         until = time.monotonic() + timeout
         while len(times) < len(numbers):
-            message = consumer.poll(max(0.0, until - time.monotonic()))
-            if message is None:
-                raise unavailable(properties, f"no records of {topic!r} in time")
-            if (error := message.error()) is None:
-                times.setdefault(message.partition(), message.timestamp()[1] / 1000)
-            elif error.code() == KafkaError._PARTITION_EOF:
-                times.setdefault(message.partition(), float("inf"))
-            elif error.code() != KafkaError._ALL_BROKERS_DOWN and not error.retriable():
-                raise _unavailable(properties, error)
-        return min(times.values())
-    finally:
-        consumer.close()
+            message = poll(lambda: until - time.monotonic())
+            at_end = message.error() is not None
+            times.setdefault(message.partition(), float("inf") if at_end else message.timestamp()[1] / 1000)
+    return min(times.values())
 
 
 def records_from(
@@ -307,47 +330,26 @@ def records_from(
     """The records of a topic from each partition's offset on (which defaults to its beginning) to where it ends by now. Raises
     :class:`KafkaUnavailable`, also where none comes for so many seconds."""
     left = set(partitions(properties, topic, timeout))
-    settings = {**librdkafka(properties), "group.id": "statehouse-requeue", "enable.auto.commit": False}
-    consumer = Consumer({**settings, "enable.partition.eof": True, "auto.offset.reset": "earliest"})
-    try:
-        consumer.assign([TopicPartition(topic, p, offsets.get(p, 0)) for p in left])
+    with _reading(properties, topic, {p: offsets.get(p, 0) for p in left}, "statehouse-requeue") as poll:
         while left:
-            message = consumer.poll(timeout)
-            if message is None:
-                raise unavailable(properties, f"no records of {topic!r} in time")
-            if (error := message.error()) is None:
+            message = poll(lambda: timeout)
+            if message.error() is None:
                 yield message
-            elif error.code() == KafkaError._PARTITION_EOF:
+            else:
                 left.discard(message.partition())
-            elif error.code() != KafkaError._ALL_BROKERS_DOWN and not error.retriable():
-                raise _unavailable(properties, error)
-    finally:
-        consumer.close()
 
 
 def headers_at(
     properties: dict[str, Any], topic: str, partition: int, offset: int, timeout: float = 5.0
 ) -> dict[str, bytes] | None:
     """The headers of the record at a place; None where there is none. Raises :class:`KafkaUnavailable`."""
-    settings = {**librdkafka(properties), "group.id": "statehouse-tasks", "enable.auto.commit": False}
-    consumer = Consumer({**settings, "enable.partition.eof": True, "auto.offset.reset": "error"})
-    try:
-        consumer.assign([TopicPartition(topic, partition, offset)])
+    with _reading(properties, topic, {partition: offset}, "statehouse-tasks", reset="error") as poll:
         until = time.monotonic() + timeout
-        while True:
-            message = consumer.poll(max(0.0, until - time.monotonic()))
-            if message is None:
-                raise unavailable(properties, f"no record of {topic!r} in time")
-            error = message.error()
-            if error is None:
-                headers: Any = message.headers() or []
-                return dict(headers) if message.offset() == offset else None
-            if error.code() in (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET):
-                return None
-            if error.code() != KafkaError._ALL_BROKERS_DOWN and not error.retriable():
-                raise _unavailable(properties, error)
-    finally:
-        consumer.close()
+        message = poll(lambda: until - time.monotonic())
+        if message.error() is not None or message.offset() != offset:
+            return None
+        headers: Any = message.headers() or []
+        return dict(headers)
 
 
 def end_offsets(properties: dict[str, Any], topic: str, timeout: float = 5.0) -> dict[int, tuple[int, int]]:

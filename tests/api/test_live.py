@@ -23,7 +23,7 @@ from api.replica.locks import FairLock
 from api.replica.priority import BUSY, QUIET, SHARE, WAIT, PollInterval
 from api.replica.snapshot import Snapshot
 from demo.broker import Broker
-from jobs.spark.parse import parse
+from jobs.spark.parse import accepted_rows, parse
 from statehouse.fold import Rule
 from statehouse.kafka import partitions
 from statehouse.records import decoder_for
