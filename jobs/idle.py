@@ -21,7 +21,7 @@ LONGEST = 3600.0  # seconds
 
 
 class Idle:
-    """Of one lake and the ``parts`` of the jobs that run once."""
+    """Whether the ``parts`` of the jobs that run once would find anything new in a lake."""
 
     def __init__(self, config: Config, parts: tuple[str, ...]) -> None:
         self.config, self.parts = config, parts
@@ -40,8 +40,8 @@ class Idle:
         return _versions(table(self.config, "changelog", stream) for stream in self.config.streams)
 
     def note(self, done: dict[str, int | None], due: float | None = None) -> None:
-        """Note that nothing is left to do: all is done that the :meth:`changelogs` had, and a task falls due in seconds since 1970. Call
-        it while the other tables are locked."""
+        """Note that nothing is left to do. ``done`` are the :meth:`changelogs` before the run merged them, ``due`` is when the next
+        task falls due, in seconds since 1970. Call it while the other tables are locked."""
         if done != self.changelogs():  # a file was loaded meanwhile
             return
         until = min(time.time() + LONGEST, due if due is not None else float("inf"))

@@ -56,7 +56,7 @@ def maintenance_session(spark: SparkSession, file_bytes: int = FILE_BYTES) -> Sp
 
 
 class Maintain:
-    """The upkeep of a lake. A table that fails is said, and does not keep the others; ``failed`` counts them."""
+    """The upkeep of a lake. An error is logged, and the other tables are still maintained; ``failed`` counts the errors."""
 
     def __init__(self, spark: SparkSession, config: Config, progress: Progress = SILENT) -> None:
         self.config, self.failed, self.progress = config, 0, progress
@@ -104,8 +104,8 @@ class Maintain:
             log.info("%s: %d files → %d, %.1f s", name, *counts, time.monotonic() - began)
 
     def _remember(self, path: str, delta: DeltaTable) -> None:
-        """Have the table itself say what is kept, also to another tool. (VACUUM's ``RETAIN`` takes whole hours only, and none for
-        less than half of one.)"""
+        """Set the table's retention in its own properties, where other tools read it too. (VACUUM's ``RETAIN`` takes whole hours only, and
+        none for less than half of one.)"""
         wanted, known = retention(self.config), delta.metadata().configuration
         if any(known.get(name) != value for name, value in wanted.items()):
             # All at once: Delta refuses to keep removed files for longer than commits.

@@ -174,14 +174,14 @@ class Merge:
         return events.select(*self._counts()).collect()[0].asDict()
 
     def _observed_counts(self, rows: DataFrame) -> dict[str, int] | None:
-        """The counts of the events that some rows were made of. (An executor that was lost may have counted some twice.) None
-        where there are no rows: Spark leaves out of the plan what comes to nothing."""
+        """The counts of the events that some rows were made of, as observed while they were computed. (A lost executor may have counted
+        some twice.) None where there are no rows: Spark leaves that part out of the plan."""
         metrics = _metrics(rows, COUNTS)
         return {name: metrics.getAs(name) for name in self.rule.counts} if metrics else None
 
     def _rows(self, events: DataFrame, resets: bool, first: bool) -> tuple[DataFrame, DataFrame]:
-        """The new rows of the events' keys; of the ``first`` round, which has all of them, without a look back. And what is run
-        once of the events: these, or something before."""
+        """The new rows of the events' keys (a ``first`` round has all events, and reads no state); and the frame whose plan reads the
+        events once, of which :data:`COUNTS` are observed: these rows, or the folded ones."""
         rule, load = self.rule, self.spark.read.format("delta").load
         placed = sql(self.spark, rule.placed("events"), events=events)
         folded_, observed = sql(self.spark, rule.fold("placed", resets), placed=placed), None
@@ -226,14 +226,15 @@ class Merge:
         return f"{BUCKET} IN ({', '.join(str(row[BUCKET]) for row in touched) or 'NULL'})"
 
     def _lay_out(self, rows: DataFrame) -> DataFrame:
-        """Rows as the state has them; of one in buckets each bucket's together."""
+        """Rows with the columns of the state's table; where that has buckets, with the rows of each bucket in one partition."""
         columns = [*map(quoted, self.rule.state_columns)]
         if not buckets(opened(self.state)):
             return rows.select(*columns)
         return rows.selectExpr(*columns, self._bucket()).repartition(BUCKET)
 
     def _fold_torn_anew(self, rows: DataFrame, head: int) -> DataFrame:
-        """The same rows; those of keys that a late reset tore, folded from the whole changelog."""
+        """The same rows, but those with a ``_conflict`` (a late reset falls between values that are added up) are folded again from the
+        whole changelog."""
         rule = self.rule
         torn = F.broadcast(rows.where("_conflict").select(*map(quoted, rule.keys)))
         log = sql(self.spark, rule.project("log", self.guard.text), log=self._events(None, head))
@@ -335,7 +336,7 @@ class Merge:
 
 
 def _metrics(rows: DataFrame, name: str) -> Any:
-    """What was observed under a name while the plan of some rows ran; None where it has no such part."""
+    """The row of metrics that was observed under a name while the plan of some rows ran; None where the plan has no such part."""
     # Not by an Observation: that waits for a listener, and for good where the plan is of SQL.
     row = rows._jdf.queryExecution().observedMetrics().get(name)
     return row.get() if row.isDefined() else None

@@ -86,8 +86,8 @@ def recover(
 
 
 def fold_anew(spark: SparkSession, config: Config, store: Store, progress: Progress = SILENT) -> None:
-    """Fold a store's state anew from the changelog as it is now, whatever it was before, and replace it; nothing where there is no
-    changelog. The caller holds the locks as for :func:`recover`."""
+    """Fold a store's state anew from the changelog and replace it, whatever it was before. Without a changelog nothing happens. The caller
+    holds the locks as for :func:`recover`."""
     live, folder = Merge(spark, config, store), draft_of(config, store.name)
     finish_swap(spark, config, store.name)
     remove(spark, folder)
@@ -97,7 +97,7 @@ def fold_anew(spark: SparkSession, config: Config, store: Store, progress: Progr
 
 
 def begin_fold(progress: Progress, merge: Merge) -> None:
-    """That a store is folded now: of how many events, where it begins with the first one."""
+    """Tell the progress that a store is folded now, and of how many events where it begins with the first one."""
 
     def events() -> int | None:
         return rows_and_bytes(merge.changelog)[0] if position(merge.state) is None else None

@@ -47,8 +47,8 @@ REVISED = re.compile(r"\brevision\b", re.IGNORECASE)
 
 
 def columns_of(stream: Stream, route: Route, rule: Rule | None) -> tuple[dict[str, str], list[str]]:
-    """What a route's expressions may name, with the types, and what of it ``*`` stands for. ``rule`` is that of a store whose events are
-    passed on: its key, and the state before and after the event, hide what the event itself has of the same name."""
+    """The columns that a route's expressions may name, with their types; and the names that ``*`` stands for. ``rule`` is that of the store
+    whose events are passed on: its key, ``before`` and ``after`` hide columns of the event with the same name."""
     types, named = changelog_columns(stream), [column.name for column in stream.columns]
     if rule is None:
         return types, named
@@ -64,8 +64,8 @@ def columns_of(stream: Stream, route: Route, rule: Rule | None) -> tuple[dict[st
 
 
 def shown_columns(rule: Rule) -> dict[str, tuple[str, str]]:
-    """The columns of a state that a route tells: those that the API shows, and of reports what it shows of them, but for the key's and
-    what is not the event's doing. Of each its type, and Spark's SQL for it over rows of the state."""
+    """The columns of ``before`` and ``after``: for each its type, and Spark's SQL for it over rows of the state. They are those that the API
+    shows, without the key, and without ``changed_at`` and ``reset``, which do not come from the event."""
     hidden = (*rule.keys, "changed_at", "reset")
     columns = {n: (t, quoted(n)) for n, t in rule.state_columns.items() if not n.startswith("_") and n not in hidden}
     if rule.store.reducer.per_agent:
@@ -155,7 +155,7 @@ class Router:
         return log
 
     def more(self) -> dict[str, Any]:
-        """What is noted with the position besides offsets."""
+        """What is noted with the position, besides offsets."""
         return {}
 
     def _sent(self, log: DataFrame, start: int | None, head: int, began: float) -> Sent:
@@ -221,8 +221,8 @@ class Router:
         return selected.repartition("key").sortWithinPartitions(ORDERED) if self.order else selected
 
     def _computable(self, events: DataFrame) -> DataFrame:
-        """The events that the route's expressions can be computed of; the others go to the quarantine. (What makes several rows of an
-        event is not looked at.)"""
+        """The events for which the route's expressions can be computed; the others go to the quarantine. (Where an event may become
+        several rows, only ``where`` is tried.)"""
         shown = "TRUE" if self.route.multiplies else f"struct({', '.join(_select_list(self.route, self.everything))})"
         row = f"CASE WHEN {safe(self.route.where or 'TRUE')} THEN {shown} END"
         throws = f"{'TRUE' if self.route.store else REPORTED} AND {TRY.format(f'struct({row})')} IS NULL"  # a struct is null for no other reason

@@ -177,7 +177,7 @@ class StoreRouter(Router):
         return first_told.join(late, self.keys, "anti").unionByName(new.select(*first_told.columns))
 
     def _late(self, events: DataFrame, start: int | None) -> DataFrame:
-        """The keys of events that are less than one that was there before them."""
+        """The keys that have a late event: one whose order is less than that of an event that came before it."""
         before = Window.partitionBy(*map(quoted, self.keys)).orderBy(STEP).rowsBetween(Window.unboundedPreceding, -1)
         compared = events.withColumn("_known", F.max(ORDER).over(before))
         first = f"{EVENT}._rank" if self.rule.ranked else "unix_micros(_event_time)"
@@ -194,8 +194,8 @@ class StoreRouter(Router):
         )
 
     def _revisions(self, events: DataFrame) -> DataFrame:
-        """All that has been told of keys from their first event on, and is to be told: the states of each event as of when it came, and
-        as of each late event after it that has made them others."""
+        """Every revision of every event of some keys, those that were sent and those that are to be: an event's states as they were when it
+        came, and again for each later event that came late and changed its ``after``."""
         keys = [*map(quoted, self.keys)]
         before = Window.partitionBy(*keys).orderBy(STEP).rowsBetween(Window.unboundedPreceding, -1)
         marked = events.withColumn("_late", F.coalesce(F.max(ORDER).over(before) > F.col(ORDER), F.lit(False)))
@@ -228,7 +228,7 @@ class StoreRouter(Router):
 
 
 def _columns_in(route: Route, known: Iterable[str], everything: Iterable[str]) -> set[str]:
-    """Those of the columns that a route's expressions may name, and perhaps more: whose names are in them."""
+    """The known columns whose names occur in a route's expressions, and so perhaps more than they use."""
     texts = [*route.select, route.where or "", route.to.key or ""]
     text = " ".join(texts).lower()
     all_of = everything if any(map(ALL.search, texts)) else ()

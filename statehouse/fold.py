@@ -12,6 +12,8 @@ A store's :class:`Rule` makes three queries, over relations that the caller name
    present or not. ``_conflict`` marks a key whose late reset falls between values that are added up already:
    it has to be folded again from the whole changelog. Before it, in a windowed store, ``spread``: a key's purge, new
    or remembered, becomes the ``reset`` of each of its windows.
+
+It is one module, as all of it is one class of queries that share their columns and their placeholders.
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ from statehouse.values import milliseconds, safe
 
 
 def gained(stream: Stream, names: Sequence[str], payload: str) -> dict[str, str]:
-    """The columns that a stream's schema has gained, as expressions over rows of the changelog, whose columns are
-    ``names``: where a row is from before, taken from its payload if that was kept, else null. ``payload`` is a struct of what the
-    payload has for the :func:`gained_columns`."""
+    """The columns that a stream's schema has gained since its changelog was made: an expression by column, over rows of the changelog,
+    whose columns are ``names``. A row from before takes the value from its payload if that was kept, else it is null. ``payload`` names
+    a struct of the payload's values for the :func:`gained_columns`."""
     known = [n.lower() for n in names]
     expressions = {}
     for column in gained_columns(stream, names):
@@ -111,7 +113,8 @@ class Rule:
         return {**self.keys, **memory, "reset": ORDER, "position": "BIGINT", "log_time": "TIMESTAMP"}
 
     def _spoken(self, expression: str) -> str:
-        """What a user wrote as an engine is given it."""
+        """A user's expression as an engine is given it: with the guards of :func:`statehouse.alike.nulled` and
+        :func:`statehouse.values.safe`."""
         return safe(dict(self.nulled).get(expression, expression))
 
     def _fill(self, text: str, side: str = "", cut: str = "") -> str:
@@ -322,8 +325,8 @@ class Rule:
   FROM (SELECT {keys}, {cut} AS _cut FROM {events} GROUP BY {keys}) AS _r LEFT JOIN ({values}) AS _v USING ({keys})"""
 
     def spread(self, rows: str, state: str | None, tombstones: str | None) -> str:
-        """The folded rows, with the purge of a key as the reset of each of its windows: of those in ``rows`` and, where
-        ``state`` is given, of those that only the state has."""
+        """The folded rows of a windowed store, in which the purge of a key is the ``reset`` of each of its windows: of the windows in
+        ``rows`` and, where ``state`` is given, of those that only the state has. Without windows these are the ``rows``."""
         if not self.store.windows:
             return rows
         of, keys = self._key_list(windows=False), self._key_list()
@@ -348,9 +351,9 @@ class Rule:
         of_state: Sequence[str] = (),
         of_rows: Sequence[str] = (),
     ) -> str:
-        """The new rows of the keys in ``rows``: the state's columns, ``_present``, ``_here`` (the state has the
-        key) and ``_conflict``; and as they are in the state, or in ``rows``, some columns of these. ``again``: ``rows`` are folded from the whole
-        changelog and replace the state's."""
+        """The new rows of the keys in ``rows``: the state's columns, ``_present``, ``_here`` (the state has the key) and ``_conflict``.
+        ``of_state`` and ``of_rows`` are columns to carry along unchanged. ``again``: ``rows`` are folded from the whole changelog, and
+        replace the state's instead of being combined with them."""
         reducer, keys, own = self.store.reducer, self._key_list(), self.own
         # The key's first column is never null where there is a row: it tells whether there is one.
         first = quoted(next(iter(self.keys)))

@@ -44,7 +44,8 @@ def differs(node: exp.Expr) -> Differs:
 
 
 def infer_type(node: exp.Expr, names: Mapping[str, Type]) -> Type:
-    """The type of a tree of sqlglot's over columns of some types. Raises :class:`Differs` where it is not known to be alike."""
+    """The type of an expression, a tree of sqlglot's, over columns of some types. Raises :class:`Differs` where it is not known that both
+    engines compute it alike."""
 
     def of(child: exp.Expr) -> Type:
         return infer_type(child, names)

@@ -276,8 +276,9 @@ _HEADERS = msgspec.json.Decoder(list[Header])
 def parse_headers(
     headers: pa.Array,
 ) -> tuple[list[bytes | None], list[bytes | None], list[bytes | None], list[bytes | None], list[bytes | None]]:
-    """What records' headers, as JSON or null, say of operation, store, the refused record that one was sent again for, the
-    payload's schema and the record's rank; of headers of one name the last counts."""
+    """The values of our headers, a list for each: operation, store, the refused record that one was sent again for, the payload's schema
+    and the record's rank; None where a record has none. ``headers`` are lists as JSON, or null. Of several headers with one name the
+    last counts."""
     operations: list[bytes | None] = [None] * len(headers)
     stores, requeued, schemas, ranks = (list(operations) for _ in range(4))
     for index in pc.indices_nonzero(headers.is_valid()).to_pylist():

@@ -102,8 +102,8 @@ def _returned_places(config: Config, stream: Stream) -> set[Place]:
 
 
 def _pending_places(config: Config, stream: Stream, position: dict[int, int]) -> set[Place]:
-    """Those that are behind the changelog's position. From the first transaction that is open on, whoever's it is, what is not
-    committed counts too: it may be yet."""
+    """The refused records that were sent again and lie behind the changelog's position. From the first open transaction on, whoever's it
+    is, records that are not committed count too: they may yet be."""
     open_from = {p: end for p, (_, end) in kafka.end_offsets(config.kafka, stream.topic).items()}
     every = {**config.kafka, ISOLATION: "read_uncommitted"}
     places = set()

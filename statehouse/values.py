@@ -102,8 +102,8 @@ def _expression(text: Any) -> str:
 
 @functools.lru_cache(maxsize=1000)
 def safe(text: str) -> str:
-    """An expression as it is given to Spark: an index of ``element_at`` that is computed is null where it is the least INT, by which Spark
-    reads outside of its memory, and its process ends."""
+    """An expression as it is given to Spark, with a guard around each computed index of ``element_at``: the least INT becomes null, since
+    Spark would read outside of its memory with it, and its process would end."""
     tokens = sqlglot.tokenize(text, dialect="spark")
     edits: list[tuple[int, str]] = []
     for number, token in enumerate(tokens[:-1]):

@@ -39,7 +39,7 @@ def is_gone(error: BaseException) -> bool:
 
 
 def from_offsets(offsets: Mapping[int, int], mark: str = "") -> str:
-    """SQL: the records from each partition's offset on; ``mark`` is before the names of the columns.
+    """SQL: whether a record is at or after its partition's offset; ``mark`` stands before the names of the columns.
 
     A number in the text would be one in the code that Spark makes of it, which the JVM would have to compile anew for each
     batch, and until it has, run slowly. A map is not.

@@ -82,7 +82,7 @@ def _read(spark: SparkSession, path: str) -> DataFrame:
 
 
 def _stamp(spark: SparkSession, path: str) -> Any:
-    """What changes when a table does: its version, or the times and sizes of its files."""
+    """A value that changes when the table does: its version, or the times and sizes of its files."""
     if (delta := opened(path)) is not None:
         return str(delta.metadata().id), delta.version()
     statuses = files(spark, path).listStatus(hadoop_path(spark, path))

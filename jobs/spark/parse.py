@@ -114,8 +114,13 @@ def _may_refuse(stream: Stream) -> bool:
 def parse(
     records: DataFrame, stream: Stream, decoder: RecordDecoder, lookups: Lookups | None = None, guard: str = PLAIN
 ) -> DataFrame:
-    """Kafka's records (with headers) as the changelog's columns, ``_reason`` (null: accepted), ``_requeued`` (the refused record that
-    one was sent again for) and, for the quarantine, ``_text``, ``_bytes``, ``_headers`` and ``_timestamp``, which are null where the event is accepted: the callers keep these rows in memory.
+    """Kafka's records, with headers, as rows with the changelog's columns and, besides:
+
+    * ``_reason``: why the record is refused; null where it is accepted,
+    * ``_requeued``: the place of the refused record that it was sent again for,
+    * ``_text``, ``_bytes``, ``_headers`` and ``_timestamp``, for the quarantine; null where the record is accepted, since callers keep
+      these rows in memory.
+
     ``guard`` is written around what a user wrote (:mod:`jobs.spark.guard`)."""
     added = [*(name for name in SAID if name != "_text"), *([RANK] if stream.ranked else []), "_requeued"]
     columns = {**RECORD, **stream.types, **dict.fromkeys(added, "STRING")}
@@ -201,7 +206,7 @@ def requeued_rows(parsed: DataFrame) -> DataFrame:
 
 
 def _delete_time(stream: Stream) -> str:
-    """SQL: a branch of a CASE that gives the time of a row's delete: when it was made, as the row of before has another's."""
+    """SQL: a branch of a CASE that gives the time of a row's delete: that of its source, as the deleted row has an earlier event's."""
     if not stream.captured:
         return ""
     usable = f"{SOURCE}.ts_ms BETWEEN {LEAST_TIME // 1000} AND {GREATEST_TIME // 1000}"
@@ -209,7 +214,7 @@ def _delete_time(stream: Stream) -> str:
 
 
 def _add_rank(rows: DataFrame, stream: Stream, guard: str) -> DataFrame:
-    """The same with ``_rank``, of the events that payloads tell of. Raises ConfigError where it is of no type that a rank has."""
+    """The rows with ``_rank``, by the stream's ``order:``. Raises ConfigError where that is no whole number and no time."""
     order = safe(nulled(stream.order or "NULL", stream.types))
     try:
         rank = rank_of(order, parse_type(ddl(rows.selectExpr(f"({order}) AS x").schema[0].dataType)))

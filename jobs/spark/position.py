@@ -24,17 +24,17 @@ class Position:
         self.path, self._application = path, application
 
     def get(self) -> int | None:
-        """The number that was moved to last; None: never."""
+        """The number that was moved to last; None where it was never moved."""
         delta = opened(self.path)
         return delta.transaction_version(self._application) if delta else None
 
     def read_note(self) -> dict[str, Any]:
-        """What was said with it."""
+        """The note of the commit that moved the position last; empty where there is none."""
         return (metadata(self.path, self._application) or {}).get(self._application, {})
 
     def append(self, rows: DataFrame, number: int, note: Mapping[str, Any]) -> None:
-        """Append rows and move the position, in one commit; columns that the table lacks are added. Raises LakeBusy where
-        another process has moved it meanwhile, and what Delta raises where the columns do not fit."""
+        """Append rows and move the position to a number, with a note (plain JSON), in one commit; columns that the table lacks are
+        added. Raises LakeBusy where another process has moved it meanwhile, and what Delta raises where the columns do not fit."""
         done = {"txnAppId": self._application, "txnVersion": str(number), "userMetadata": self._text(note)}
         rows.write.format("delta").mode("append").option("mergeSchema", True).options(**done).save(self.path)
         if self.get() != number or self.read_note() != note:  # a number that is there already is passed over in silence

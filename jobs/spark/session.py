@@ -69,7 +69,7 @@ def session(app: str, log: Path | None = None, root: str = "", **settings: str) 
 
 
 def sql(spark: SparkSession, query: str, **views: DataFrame) -> DataFrame:
-    """A query over frames by their names; of a session that one thread at a time makes queries in."""
+    """The result of a query that names frames. The names become temporary views of the session: one thread at a time may do that."""
     for name, frame in views.items():
         frame.createOrReplaceTempView(name)
     return spark.sql(query)

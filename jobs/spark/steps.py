@@ -37,8 +37,8 @@ PLACE = ("_commit_version", "_partition", "_offset")
 
 
 def branches(sizes: Mapping[int, int]) -> list[int]:
-    """How many events there are in a part of each level, from all of a key's to 1, such that the least is folded: for so many keys of each
-    number of events."""
+    """The number of events in a part, by level of the tree: from all events of a key down to 1. Of several trees it is the one that folds
+    the fewest rows. ``sizes`` says how many keys there are by their number of events."""
     largest, costs = max(sizes), []
     for levels in range(1, 8):
         each = int(largest ** (1 / levels))
@@ -109,9 +109,10 @@ class Steps:
     def after(
         self, events: DataFrame, state: DataFrame, tombstones: DataFrame | None, head: int | None
     ) -> DataFrame | None:
-        """The states after each of the :meth:`numbered` events, as :meth:`between` has them, from the state and the tombstones before
-        them on. ``head``: of which version of the changelog the last is; None: they are all that their keys have. In a windowed store a
-        step has the windows that are not as they were, and perhaps others."""
+        """The states after each of the :meth:`numbered` events, with the columns of :meth:`between`; None where there are no events.
+
+        ``state`` and ``tombstones`` are those before the first event. ``head`` is the changelog's version that has the last one; None:
+        the events are all that their keys have. In a windowed store a step has the windows that changed, and perhaps others."""
         reducer = self.rule.store.reducer
         states = None
         if not reducer.per_agent and not reducer.written and events.where("_reset").isEmpty():
@@ -134,8 +135,8 @@ class Steps:
         return [at, place, *map(F.col, ("_order", *PLACE))]
 
     def _walk(self, events: DataFrame, state: DataFrame, tombstones: DataFrame | None) -> DataFrame | None:
-        """The states after each event where none is a reset: one walk over the events, with running aggregates. None where a reset from
-        before tears them: then they are folded anew."""
+        """The states after each event where none of them is a reset: one walk over the events, with running aggregates. None where an
+        earlier reset falls between values that are added up already: then they have to be folded anew."""
         # Where a key's purge is one of its windows, each step has a state of its own; else all of a key's meet the same, and keep what is
         # told of their events: to join that to them costs as much as the walk.
         rule, carried = (self.stepped, ()) if self.rule.store.windows else (self.rule, (STEP, TOLD))
@@ -163,7 +164,7 @@ class Steps:
     def _tree(
         self, events: DataFrame, state: DataFrame, tombstones: DataFrame | None, head: int | None
     ) -> DataFrame | None:
-        """The same for any events; None where there are none."""
+        """The states after each event, also where some are resets, by the tree of :func:`branches`; None where there are no events."""
         sizes = {size: keys for size, keys in events.groupBy(self.keys).count().groupBy("count").count().collect()}
         if not sizes:
             return None
@@ -205,7 +206,8 @@ class Steps:
     def _fold_torn_anew(
         self, states: DataFrame, events: DataFrame, state: DataFrame, span: int, head: int | None
     ) -> DataFrame:
-        """The same rows; those of steps that a late reset tore, folded from the whole changelog."""
+        """The same rows, but those with a ``_conflict`` (a late reset falls between values that are added up) are folded again from the
+        whole changelog."""
         torn = states.where("_conflict").select(*self.keys, STEP).distinct()
         if torn.isEmpty():
             return states
@@ -228,8 +230,8 @@ class Steps:
     def _before(
         self, states: DataFrame, state: DataFrame, tombstones: DataFrame | None, each: int, number: int
     ) -> tuple[DataFrame, DataFrame]:
-        """State and tombstones before each part: what the part before it has made, of what there was. The first of every ``each`` has
-        what there was."""
+        """State and tombstones before each part: the ``states`` that the part before it has made. The first of every ``each`` parts has
+        the state and the tombstones that were given."""
         later = states.withColumn(STEP, F.col(STEP) + 1).where(f"{STEP} % {each} <> 0")
         unchanged = state.join(later, list(self.stepped.keys), "anti")
         state = unchanged.unionByName(later.where("_present").select(*map(quoted, self.rule.state_columns), STEP))
@@ -240,7 +242,7 @@ class Steps:
         return state.localCheckpoint(), known.localCheckpoint()
 
     def _add_ended_windows(self, steps: DataFrame, ends: DataFrame, each: int) -> DataFrame:
-        """The same, with the steps at which a window that was there is none any more: of a sum that was purged no row is left."""
+        """The same, with a row that is not present for each step after which a window is gone: a purge leaves no row of a sum."""
         keys, part = list(self.rule.keys), F.expr(f"{STEP} div {each}").alias("_part")
         begun = steps.dropna(subset=keys).groupBy(*keys, part).agg(F.min(STEP).alias(STEP)).drop("_part")
         every = self._spread(begun, ends, STEP, each, 1)

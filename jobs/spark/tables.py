@@ -201,7 +201,7 @@ def create_store(spark: SparkSession, config: Config, rule: Rule, state: str, to
 
 
 def describe_difference(old: Rule, new: Rule) -> str:
-    """What two rules of a store differ in, for people; empty where they are the same."""
+    """How two rules of a store differ, in words; empty where they are the same."""
     marks = [name for name in MARKS if getattr(old, name) != getattr(new, name)]
     if old.store.definition == new.store.definition and all(map(same_type, old.types, new.types)) and not marks:
         return ""
@@ -223,7 +223,7 @@ def _plain(kind: str) -> str:
 
 
 def describe_outdated(old: Rule, new: Rule) -> str:
-    """What may be wrong in a state that an earlier version folded by the same rule, in words; empty where nothing is."""
+    """What may be wrong in a state that an earlier version of statehouse folded by the same rule, in words; empty where nothing is."""
     if [*map(_plain, old.types)] != [*map(_plain, new.types)]:
         return "whose structs have their names in capitals, and sets of them nothing in them"
     size, step = new.store.windows or (1, 1)
@@ -292,8 +292,8 @@ def draft_of(config: Config, store: str) -> str:
 
 
 def finish_swap(spark: SparkSession, config: Config, store: str) -> None:
-    """Finish a recovery that was interrupted after its commit (steps 4 and 5 of :mod:`jobs.recover`): the tombstones
-    follow the state's generation."""
+    """Finish a recovery that was interrupted after it had replaced the state (steps 4 and 5 of :mod:`jobs.recover`): replace the
+    tombstones, where their generation is not the state's."""
     state, tombstones = opened(table(config, "state", store)), opened(table(config, "tombstones", store))
     rule = stored_rule(state, store)
     if state is None or rule is None or generation(state) == (generation(tombstones) if tombstones else 0):

@@ -73,7 +73,8 @@ def replace_rows(
 
 
 def _mark(spark: SparkSession, transaction: Any, places: DataFrame) -> tuple[list[Any], list[Any]]:
-    """The files in which rows are marked, as they are from now on and as they were; and those of which no row is left."""
+    """Mark the rows at some places as deleted: the actions for files that keep some rows (as they are from now on, and as they were), and
+    the files of which no row is left."""
     jvm: Any = spark._jvm
     delta = jvm.org.apache.spark.sql.delta
     files = transaction.snapshot().allFiles().collectAsList()

@@ -25,7 +25,7 @@ NOTHING = "none yet"
 
 
 def mark(task: Task) -> str:
-    """What tells a rule from the same one as it was before."""
+    """A hash of a rule's settings: it tells whether the rule was changed."""
     return hashlib.sha256(repr(sorted(task.model_dump().items())).encode()).hexdigest()[:16]
 
 
@@ -89,8 +89,8 @@ class Runs:
         return frames
 
     def _runs(self, task: Task, steps: DataFrame) -> DataFrame:
-        """The runs of a rule that some steps began, ended or went on with: where a step is so, since ``_at``; where it is not any
-        more, since ``_over``."""
+        """Rows for the table: the runs of a rule that some steps began, ended or went on with. Where the rule's ``when`` holds after a
+        step, it does so since ``_at``; where it no longer does, since ``_over``."""
         rule = self.rules[task.store]
         last = self.table.read(f"task = {literal(task.name)} AND key IS NOT NULL AND ended IS NULL").selectExpr(
             "key AS _key", "id AS _id", "since AS _since", "due AS _due", "status AS _status", "sent AS _sent",
@@ -139,8 +139,8 @@ class Runs:
         )
 
     def _anew(self, task: Task, state: DataFrame) -> DataFrame:
-        """The runs of a rule that is new, or whose position is not known: what the state is, and since when. What waits stays, as
-        far as it is so still."""
+        """Rows for the table: the runs of a rule that is new, or whose position is not known, by what the state is now and since when.
+        A task that waits stays where the rule's ``when`` still holds."""
         now = f"timestamp_micros({int(self.table.now() * 1_000_000)})"
         place = f"CAST(unix_micros({now}) AS STRING) AS _place"
         rows = state.selectExpr(
@@ -171,8 +171,8 @@ class Runs:
         )
 
     def _broken(self, rule: Rule, steps: DataFrame | None, state: DataFrame) -> DataFrame:
-        """What waits for a value of a store, as somebody asked, and whose key got another one: by the ``state`` when it was asked
-        for or before, and the ``steps`` since."""
+        """Rows for the table: the end of tasks that wait for a value of a store, as somebody asked, where the key has another value by now.
+        ``state`` tells the value when the task was asked for or before, ``steps`` those since."""
         waits = self.table.read(
             f"task IS NULL AND value IS NOT NULL AND ended IS NULL AND status = 'waiting' AND store = {literal(rule.store.name)}"
         ).selectExpr(

@@ -112,7 +112,7 @@ class Sending:
         return self._largest_by_topic[topic]
 
     def _refusal(self, row: Row) -> str | None:
-        """Why a task cannot be sent whatever Kafka says: it was asked for when the file allowed it."""
+        """Why the file no longer allows a task to be sent, which it did when it was asked for; None where it may be sent."""
         if row["topic"] is None:
             return "found no topic: the store that it sets is not in the file any more"
         if row["task"] is not None or row["set"] is not None:
@@ -121,8 +121,8 @@ class Sending:
         return expected and f"{row['topic']}: expected {expected}"
 
     def _send_rows(self, rows: Sequence[Row], at: dt.datetime) -> tuple[int, list[StatehouseError]]:
-        """Send the messages of some tasks, and commit what became of each; how many were sent, and why a topic took none for now:
-        what was for it waits. Raises KafkaUnavailable."""
+        """Send the messages of some tasks, and commit what became of each. Returns how many were sent, and an error for each topic that
+        took none for now: its messages wait. Raises KafkaUnavailable."""
         refused = {row["id"]: reason for row in rows if (reason := self._refusal(row))}
         delays: dict[str, str] = {}  # by topic
         for topic in dict.fromkeys(row["topic"] for row in rows if row["id"] not in refused):
