@@ -30,7 +30,7 @@ class Idle:
     def lasts(self) -> bool:
         """Whether nothing is new since the note."""
         noted = self._noted.read_note()
-        if not noted or noted["until"] < time.time() or noted["seen"] != self._seen():
+        if not noted or noted["until"] < time.time() or noted["seen"] != self._look():
             return False
         streams = self.config.streams if "ingest" in self.parts else ()
         return all((status := stream_status(self.config, s))["behind"] == 0 and not status["error"] for s in streams)
@@ -45,9 +45,9 @@ class Idle:
         if done != self.changelogs():  # a file was loaded meanwhile
             return
         until = min(time.time() + LONGEST, due if due is not None else float("inf"))
-        self._noted.move((self._noted.get() or 0) + 1, {"seen": self._seen(), "until": until})
+        self._noted.move((self._noted.get() or 0) + 1, {"seen": self._look(), "until": until})
 
-    def _seen(self) -> dict[str, Any]:
+    def _look(self) -> dict[str, Any]:
         settings = f"{FOLDS} {self.config.model_dump_json()}"
         return {"settings": hashlib.sha256(settings.encode()).hexdigest(), "tables": _versions(self._tables())}
 

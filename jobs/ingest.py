@@ -226,7 +226,7 @@ class Ingest:
         done = {"userMetadata": json.dumps(position)}
         # A txn makes a commit of a batch without accepted events, and a conflict of a second writer where no lock
         # keeps that one out. It costs as much as all the rest of a small batch: Delta lists the whole table for it.
-        if not good or databricks.unlocked(self.changelog):
+        if not good or databricks.has_no_locks(self.changelog):
             self.commit += 1
             done |= {"txnAppId": COMMITS, "txnVersion": str(self.commit)}
         self._check_alone(self.committed)
@@ -251,7 +251,9 @@ class Ingest:
         self.topic_id = self.topic_id or topic.id  # of a lake from before there were any, too
         self.progress.begin(f"ingesting {self.stream.name}", lambda: self.behind)
         folder = Path(self.config.root, "_checkpoints", self.stream.name)
-        if databricks.unlocked(self.config.root):  # nothing is read back from there: it would be requests, and litter
+        if databricks.has_no_locks(
+            self.config.root
+        ):  # nothing is read back from there: it would be requests, and litter
             folder = Path(tempfile.mkdtemp(prefix="statehouse-"))
         shutil.rmtree(folder, ignore_errors=True)
         checkpoint = folder / str(uuid.uuid4())

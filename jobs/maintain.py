@@ -78,14 +78,14 @@ class Maintain:
         for path in self._logs():
             if stopping.is_set():
                 return
-            self._guarded(path, self.keep, path)
+            self._try(path, self.keep, path)
             self.progress.advance()
 
     def store(self, merge: Merge) -> None:
         """Keep a store's tables; between two rounds of its merge."""
-        self._guarded(merge.state, merge.expire)
+        self._try(merge.state, merge.expire)
         for path in (merge.state, merge.tombstones):
-            self._guarded(path, self.keep, path)
+            self._try(path, self.keep, path)
             self.progress.advance()
 
     def keep(self, path: str) -> None:
@@ -112,7 +112,7 @@ class Maintain:
             assignments = ", ".join(f"'{name}' = '{value}'" for name, value in wanted.items())
             self._plain.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ({assignments})")
 
-    def _guarded(self, path: str, work: Callable[..., None], *given: str) -> None:
+    def _try(self, path: str, work: Callable[..., None], *given: str) -> None:
         try:
             work(*given)
         except Exception as error:

@@ -190,7 +190,7 @@ class Merge:
         self.version = delta.version()  # before the state is read: whoever commits in between is found out
         state = load(self.state)
         partitioned = buckets(delta) and not first
-        marking = not first and vectors.enabled(delta) and byte_count(delta) >= SMALL
+        marking = not first and vectors.is_enabled(delta) and byte_count(delta) >= SMALL
         # Looked up besides is where its keys are, which buckets, and the purges in it.
         if marking or partitioned or (rule.store.windows and resets):
             observed = folded_.observe(FOLDED, F.count(F.lit(1)).alias("keys"))

@@ -72,12 +72,12 @@ class Publisher:
                 self.topic,
             )
         try:
-            messages = self._differing(delta) if start is None else self._changed(start, delta)
+            messages = self._differing_messages(delta) if start is None else self._changed_messages(start, delta)
             count = self._send(messages, folded(delta), settings)
         except Exception as error:
             if start is None or not change_feed.is_gone(error):
                 raise
-            count = self._send(self._differing(delta), folded(delta), settings)
+            count = self._send(self._differing_messages(delta), folded(delta), settings)
         position.move(head, {})
         return Sent(self.kind, self.name, start, head, count, time.monotonic() - began)
 
@@ -110,7 +110,7 @@ class Publisher:
             {"_key": F.expr(key_text(self.rule)), "_value": F.when(F.expr(self.guard.text.format(self.where)), text)}
         )
 
-    def _changed(self, start: int, delta: DeltaTable) -> DataFrame:
+    def _changed_messages(self, start: int, delta: DeltaTable) -> DataFrame:
         """By the state's feed: the last message of each key that some version since has changed.
 
         Not what differs between the two ends: a crash may have published something in between.
@@ -128,7 +128,7 @@ class Publisher:
         )
         return last.where("_changed").selectExpr("_key AS key", "_value AS value")
 
-    def _differing(self, delta: DeltaTable) -> DataFrame:
+    def _differing_messages(self, delta: DeltaTable) -> DataFrame:
         """By the topic: what its last messages are not by the state, or not any more."""
         state = self.spark.read.format("delta").option("versionAsOf", delta.version()).load(self.state)
         now = (

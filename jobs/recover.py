@@ -147,7 +147,7 @@ def _difference(draft: Merge, live: Merge, stored: Rule | None, at: int | None) 
         rows, before = (load(draft.state).count() if new else 0), (load(live.state).count() if old else 0)
         return Difference(draft.store.name, rule, at, rows, before, 0, 0)
     both = _join(load(draft.state), load(live.state), stored, draft.rule)
-    shown = both.select(*(_shown(both, name) for name in both.columns))
+    shown = both.select(*(_as_text(both, name) for name in both.columns))
     counts = {row["_kind"]: row["count"] for row in both.groupBy("_kind").count().collect()}
     samples = {
         kind: [
@@ -161,7 +161,7 @@ def _difference(draft: Merge, live: Merge, stored: Rule | None, at: int | None) 
     return Difference(draft.store.name, rule, at, **numbers, samples=samples)
 
 
-def _shown(rows: DataFrame, name: str) -> Column:
+def _as_text(rows: DataFrame, name: str) -> Column:
     """A column as people see it: a time as text, for PySpark cannot make Python's of each."""
     column, kind = F.col(quoted(name)), rows.schema[name].dataType.simpleString()
     return column.cast("string").alias(name) if "timestamp" in kind else column

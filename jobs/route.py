@@ -134,7 +134,9 @@ class Router:
                 "Give the route a new name"
             )
         try:
-            return self._sent(change_feed.events(self.spark, self.config, self.stream, start, head), start, head, began)
+            return self._send_rows(
+                change_feed.events(self.spark, self.config, self.stream, start, head), start, head, began
+            )
         except Exception as error:
             if start is None or not change_feed.is_gone(error):
                 raise
@@ -143,7 +145,7 @@ class Router:
         left = change_feed.events(self.spark, self.config, self.stream, None, head).where(
             change_feed.from_offsets(known, "_")
         )
-        return self._sent(left, start, head, began)
+        return self._send_rows(left, start, head, began)
 
     def head(self) -> int | None:
         """The changelog's version that there is to send; None: there is none yet."""
@@ -158,7 +160,7 @@ class Router:
         """What is noted with the position, besides offsets."""
         return {}
 
-    def _sent(self, log: DataFrame, start: int | None, head: int, began: float) -> Sent:
+    def _send_rows(self, log: DataFrame, start: int | None, head: int, began: float) -> Sent:
         ends = log.groupBy("_partition").agg(F.max("_offset"), F.count("*")).collect()
         note = {**self.position.read_note(), **{str(row[0]): row[1] + 1 for row in ends}, **self.more()}
         count = sum(row[2] for row in ends)

@@ -81,8 +81,8 @@ class StoreRouter(Router):
         until = None if start is None else head
         with_states = self._with_states(self.steps, self.steps.after(events, state, tombstones, until), state)
         if self.route.late == RESEND:
-            with_states = self._revised(with_states, events, start, head)
-        return self._shown(with_states)
+            with_states = self._revise(with_states, events, start, head)
+        return self._select_named(with_states)
 
     def _number_events(self, log: DataFrame, head: int) -> DataFrame:
         if PLACE[0] not in log.columns:
@@ -149,7 +149,7 @@ class StoreRouter(Router):
         entries = {n: F.array_sort(F.map_entries(c)) for n, c in columns.items() if n == "reports"}
         return [column.alias(name) for name, column in {**columns, **entries}.items()]
 
-    def _shown(self, rows: DataFrame) -> DataFrame:
+    def _select_named(self, rows: DataFrame) -> DataFrame:
         """The rows with what the route's expressions may name, and what they are ordered by."""
         own = {*self.rule.keys, BEFORE, AFTER, REVISION}
         shown = [
@@ -163,7 +163,7 @@ class StoreRouter(Router):
 
     # Late events.
 
-    def _revised(self, rows: DataFrame, events: DataFrame, start: int | None, head: int) -> DataFrame:
+    def _revise(self, rows: DataFrame, events: DataFrame, start: int | None, head: int) -> DataFrame:
         """The rows in the order of events: those of keys with a late event anew, with what it has changed of the others."""
         late = self._late(events, start)
         first_told = rows.withColumn(REVISION, F.lit(1)).withColumn(ARRIVED, _arrival())

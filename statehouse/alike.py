@@ -30,7 +30,7 @@ SAFE: dict[type[exp.Expr], type[exp.Expr]] = {
 
 
 @functools.lru_cache(maxsize=1000)
-def _parsed(expression: str) -> exp.Expr:
+def _parse(expression: str) -> exp.Expr:
     return parse_expression(expression)
 
 
@@ -39,7 +39,7 @@ def kind_of(expression: str, columns: Mapping[str, str]) -> Type:
     same in both engines."""
     if "array_size" in expression.lower():  # to sqlglot `size`, which is -1 of what is null, and this is null
         raise Differs("array_size(…) is not known to be the same in DuckDB; write size(…)")
-    tree = _parsed(expression)
+    tree = _parse(expression)
     if isinstance(tree, exp.Anonymous) and tree.name.lower() == "timestamp_micros" and len(tree.expressions) == 1:
         tree = exp.Anonymous(
             this="timestamp_millis", expressions=tree.expressions
@@ -70,7 +70,7 @@ def nulled(expression: str, columns: Mapping[str, str]) -> str:
     if difference(expression, columns) is not None:
         return expression
     names = _types(columns)
-    parent = exp.Paren(this=_parsed(expression).copy())
+    parent = exp.Paren(this=_parse(expression).copy())
     arithmetic = [node for node in parent.walk() if type(node) in SAFE and _whole_number(node, names)]
     for node in reversed(arithmetic):  # the inner ones first
         zero = exp.Literal.number(0)

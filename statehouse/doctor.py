@@ -86,7 +86,7 @@ def python() -> Check:
 
 def java() -> Check:
     """Whether Java is one that Spark runs on."""
-    if not _installed("pyspark"):
+    if not _installed_version("pyspark"):
         return Check("Java", "skip", "this machine has no pyspark: it runs no jobs")
     home = os.environ.get("JAVA_HOME")
     command = str(Path(home, "bin", "java")) if home else "java"
@@ -113,13 +113,13 @@ def packages() -> Check:
         needed = [Requirement(line) for line in metadata.requires("statehouse") or ()]
     except metadata.PackageNotFoundError:
         return Check("packages", "skip", "statehouse itself is not installed as a package, so its pins are not known")
-    extras = ["", *(extra for extra, leader in HALVES.items() if _installed(leader))]
+    extras = ["", *(extra for extra, leader in HALVES.items() if _installed_version(leader))]
     wrong, count = [], 0
     for requirement in needed:
         # A requirement of no half has no marker.
         if any(requirement.marker is None or requirement.marker.evaluate({"extra": extra}) for extra in extras):
             count += 1
-            version = _installed(requirement.name)
+            version = _installed_version(requirement.name)
             if version is None or not requirement.specifier.contains(version, prereleases=True):
                 wrong.append(f"{requirement.name} {version or 'missing'}, expected {requirement.specifier}")
     halves = ", ".join(extra for extra in extras if extra) or "neither jobs nor api"
@@ -130,7 +130,7 @@ def packages() -> Check:
     return Check("packages", "ok", f"{count} fit together ({halves})")
 
 
-def _installed(package: str) -> str | None:
+def _installed_version(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

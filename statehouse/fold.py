@@ -112,7 +112,7 @@ class Rule:
         memory = {n: self.own[n] for n in self.store.reducer.memory}
         return {**self.keys, **memory, "reset": ORDER, "position": "BIGINT", "log_time": "TIMESTAMP"}
 
-    def _spoken(self, expression: str) -> str:
+    def _guarded(self, expression: str) -> str:
         """A user's expression as an engine is given it: with the guards of :func:`statehouse.alike.nulled` and
         :func:`statehouse.values.safe`."""
         return safe(dict(self.nulled).get(expression, expression))
@@ -127,7 +127,7 @@ class Rule:
             "s": side,
             "cut": cut,
             **{str(i): literal(a) for i, a in enumerate(self.store.arguments)},
-            **{f"sql:{n}": self._spoken(e) for n, e in reducer.written.items()},
+            **{f"sql:{n}": self._guarded(e) for n, e in reducer.written.items()},
         }
         if self.own_types:
             names = [n.removeprefix("fold.") for n in reducer.written if n.startswith("fold.")]
@@ -180,11 +180,11 @@ class Rule:
         """The key's columns as expressions over rows of the changelog; ``guard`` as in :meth:`events`."""
         if self.captured:
             return [
-                valid(f"CAST({guard.format(self._spoken(k.expression))} AS {t})", t, k.expression)
+                valid(f"CAST({guard.format(self._guarded(k.expression))} AS {t})", t, k.expression)
                 for k, t in zip(self.store.keys, self.key_types, strict=True)
             ]
         return [
-            f"CASE WHEN _op = 'report' THEN {valid(f'CAST({guard.format(self._spoken(k.expression))} AS {t})', t, k.expression)} ELSE {control} END"
+            f"CASE WHEN _op = 'report' THEN {valid(f'CAST({guard.format(self._guarded(k.expression))} AS {t})', t, k.expression)} ELSE {control} END"
             for k, t, control in zip(self.store.keys, self.key_types, self.control_keys(), strict=True)
         ]
 
@@ -192,7 +192,7 @@ class Rule:
         """Whether a row of the changelog is for the store; ``guard`` as in :meth:`events`."""
         store = self.store
         controls = "_op = 'purge'" if store.windows else "_op IN ('set', 'purge')"  # a set names no window
-        return f"""(_op = 'report' AND ({guard.format(self._spoken(store.where)) if store.where else "TRUE"}))
+        return f"""(_op = 'report' AND ({guard.format(self._guarded(store.where)) if store.where else "TRUE"}))
        OR ({controls} AND (_store IS NULL OR _store = {literal(store.name)}))"""
 
     def events(self, changelog: str, guard: str = "{}", more: Sequence[str] = ()) -> str:
@@ -205,12 +205,12 @@ class Rule:
         named = zip(self.key_of(guard), self.key_columns, strict=True)
         keys = ",\n    ".join(f"{expression} AS {quoted(name)}" for expression, name in named)
         value = reducer.event_value.replace(
-            "{value}", guard.format(self._spoken(store.value)) if store.value else "TRUE"
+            "{value}", guard.format(self._guarded(store.value)) if store.value else "TRUE"
         )
         value = valid(f"CAST({value} AS {self.event_type})", self.event_type, store.value or "TRUE")
         agent = "''"
         if store.agent:
-            agent = f"coalesce({valid(f'CAST({guard.format(self._spoken(store.agent))} AS STRING)', 'STRING', store.agent)}, '')"
+            agent = f"coalesce({valid(f'CAST({guard.format(self._guarded(store.agent))} AS STRING)', 'STRING', store.agent)}, '')"
         resets = "_op = 'purge' OR (_op = 'set' AND _value IS NOT NULL)" if reducer.additive else "_op = 'purge'"
         columns = {**self.key_columns, "_value": self.event_type}
         # Without an alias that changes nothing: Spark mixes up a checkpoint's constraints then.

@@ -89,7 +89,9 @@ def infer_type(node: exp.Expr, names: Mapping[str, Type]) -> Type:
         case exp.In() if node.expressions:
             _comparable(node, node.this, node.expressions, names)
             return BOOLEAN
-        case exp.Like() if _plain(node.expression) and "\\" not in node.expression.name and not node.args.get("escape"):
+        case exp.Like() if (
+            _is_text_literal(node.expression) and "\\" not in node.expression.name and not node.args.get("escape")
+        ):
             need(node.this, "STRING")
             return BOOLEAN
         case exp.Case() if node.this is None:
@@ -120,7 +122,7 @@ def infer_type(node: exp.Expr, names: Mapping[str, Type]) -> Type:
             need(node.expression, *INTEGERS, "DOUBLE")
             return DOUBLE
         case exp.Add() | exp.Sub() if isinstance(node.expression, exp.Interval):
-            if not _fixed(node.expression):
+            if not _is_fixed(node.expression):
                 raise differs(node)
             return need(node.this, "TIMESTAMP")
         case exp.Add() | exp.Sub() | exp.Mul():
@@ -141,17 +143,21 @@ def infer_type(node: exp.Expr, names: Mapping[str, Type]) -> Type:
             return _texts(node, node.expressions, names)
         case exp.Trim() if node.args.get("expression") is None:
             return need(node.this, "STRING")
-        case exp.Substring() if (_number(node.args["start"]) or 0) >= 1 and _size(node.args.get("length")):
+        case exp.Substring() if (_number(node.args["start"]) or 0) >= 1 and _is_size(node.args.get("length")):
             return need(node.this, "STRING")
-        case exp.Left() | exp.Right() if _size(node.expression):
+        case exp.Left() | exp.Right() if _is_size(node.expression):
             return need(node.this, "STRING")
         case exp.Pad() if (_number(node.expression) or -1) in range(LONGEST) and (
             node.args["fill_pattern"] or node
         ).name:
             return need(node.this, "STRING")
-        case exp.Replace() if _plain(node.expression) and node.expression.name and _plain(node.args["replacement"]):
+        case exp.Replace() if (
+            _is_text_literal(node.expression) and node.expression.name and _is_text_literal(node.args["replacement"])
+        ):
             return need(node.this, "STRING")
-        case exp.RegexpSplit() if _plain(node.expression) and re.fullmatch(r"[\w,;:/#@ -]+", node.expression.name):
+        case exp.RegexpSplit() if _is_text_literal(node.expression) and re.fullmatch(
+            r"[\w,;:/#@ -]+", node.expression.name
+        ):
             need(node.this, "STRING")
             return parse_type("ARRAY<STRING>")
         case exp.SHA2() if _number(node.args.get("length")) == 256:
@@ -164,7 +170,7 @@ def infer_type(node: exp.Expr, names: Mapping[str, Type]) -> Type:
         case exp.TsOrDsToDate() if not node.args.get("format"):
             need(node.this, *TIMES)
             return DATE
-        case exp.TsOrDsAdd() if node.text("unit") == "DAY" and _days(node.expression):
+        case exp.TsOrDsAdd() if node.text("unit") == "DAY" and _is_days(node.expression):
             return need(node.this, "DATE")
         case exp.DateDiff() if not node.args.get("unit"):
             need(node.this, "DATE")
@@ -270,22 +276,22 @@ def _number(node: exp.Expr | None) -> int | None:
     return -int(literal.this) if negative else int(literal.this)
 
 
-def _size(node: exp.Expr | None) -> bool:
+def _is_size(node: exp.Expr | None) -> bool:
     return node is None or ((_number(node) or 0) >= 0 and _number(node) is not None)
 
 
-def _days(node: exp.Expr) -> bool:
+def _is_days(node: exp.Expr) -> bool:
     return _number(node) is not None or (
         isinstance(node, exp.Mul) and _number(node.this) is not None
     )  # the latter is `date_sub`
 
 
-def _plain(node: exp.Expr | None) -> bool:
+def _is_text_literal(node: exp.Expr | None) -> bool:
     """Whether it is a text as it is written."""
     return isinstance(node, exp.Literal) and node.is_string
 
 
-def _fixed(node: exp.Interval) -> bool:
+def _is_fixed(node: exp.Interval) -> bool:
     """Whether an interval is of a length that is always the same."""
     return node.text("unit").upper().rstrip("S") in ("WEEK", "DAY", "HOUR", "MINUTE", "SECOND") and node.name.isdigit()
 
@@ -294,15 +300,15 @@ def _comparable(node: exp.Expr, one: exp.Expr, others: Sequence[exp.Expr], names
     kind = infer_type(one, names)
     for other in others:
         other_kind = infer_type(other, names)
-        if NULL in (kind, other_kind) or _dated(kind, other) or _dated(other_kind, one):
+        if NULL in (kind, other_kind) or _is_time_text(kind, other) or _is_time_text(other_kind, one):
             continue
         if kind.name != other_kind.name or kind.name not in ("STRING", "BOOLEAN", "BINARY", "FLOAT", *TIMES):
             _numeric(node, [kind, other_kind])
 
 
-def _dated(kind: Type, text: exp.Expr) -> bool:
+def _is_time_text(kind: Type, text: exp.Expr) -> bool:
     """Whether a text that is compared with a time is one that both engines read alike."""
-    return kind.name in TIMES and _plain(text) and bool(re.fullmatch(FORMS[kind.name], text.name))
+    return kind.name in TIMES and _is_text_literal(text) and bool(re.fullmatch(FORMS[kind.name], text.name))
 
 
 def _numeric(node: exp.Expr, kinds: Sequence[Type]) -> Type:
@@ -376,13 +382,13 @@ def _cast(node: exp.Expr, of: Type) -> Type:
     if of in (to, NULL):
         return to
     fits = {
-        "STRING": _written(of),
+        "STRING": _has_one_text(of),
         "DOUBLE": of.name in INTEGERS or (of.name == "DECIMAL" and of.sizes[0] <= EXACT),
         "DECIMAL": of.name == "DECIMAL"
         or (of.name in INTEGERS and to.name == "DECIMAL" and _whole(to) >= DIGITS[of.name]),
-        "DATE": of.name in ("TIMESTAMP", "TIMESTAMP_NTZ") or _dated(to, node.this),
-        "TIMESTAMP": of.name in ("DATE", "TIMESTAMP_NTZ") or _dated(to, node.this),
-        "TIMESTAMP_NTZ": of.name in ("DATE", "TIMESTAMP") or _dated(to, node.this),
+        "DATE": of.name in ("TIMESTAMP", "TIMESTAMP_NTZ") or _is_time_text(to, node.this),
+        "TIMESTAMP": of.name in ("DATE", "TIMESTAMP_NTZ") or _is_time_text(to, node.this),
+        "TIMESTAMP_NTZ": of.name in ("DATE", "TIMESTAMP") or _is_time_text(to, node.this),
     }
     wider = of.name in DIGITS and to.name in DIGITS and DIGITS[of.name] <= DIGITS[to.name]
     if not wider and not fits.get(to.name, False) and not (_number(node.this) is not None and to.name in DIGITS):
@@ -393,12 +399,12 @@ def _cast(node: exp.Expr, of: Type) -> Type:
 def _texts(node: exp.Expr, parts: Sequence[exp.Expr], names: Mapping[str, Type]) -> Type:
     """What is put together to a text, each part of which is one, or is written in one way."""
     for part in parts:
-        if not _written(infer_type(part, names)):
+        if not _has_one_text(infer_type(part, names)):
             raise differs(node)
     return TEXT
 
 
-def _written(kind: Type) -> bool:
+def _has_one_text(kind: Type) -> bool:
     """Whether values of a type are written as text in one way; Spark writes a decimal of which six zeros follow the point with an
     exponent."""
     return kind.name in ("STRING", "NULL", "BOOLEAN", *INTEGERS, "DATE") or (

@@ -76,9 +76,9 @@ def route_status(config: Config, name: str) -> dict[str, Any]:
     path, application = route_position(config, route)
     if route.store:
         state = opened(table(config, "state", route.store))
-        sent = _sent(path, application, state) | {"head": folded(state) if state else None}
+        sent = _sent_position(path, application, state) | {"head": folded(state) if state else None}
     else:
-        sent = _sent(path, application, opened(table(config, "changelog", str(route.source))))
+        sent = _sent_position(path, application, opened(table(config, "changelog", str(route.source))))
     return {
         "name": name,
         "from": route.store or route.source,
@@ -93,7 +93,12 @@ def published_status(config: Config, name: str) -> dict[str, Any]:
     assert store.publish
     state = opened(table(config, "state", name))
     path, application = publish_position(config, store, state) if state else ("", "")
-    return {"name": name, "from": name, "to": f"topic {store.publish.topic}", **_sent(path, application, state)}
+    return {
+        "name": name,
+        "from": name,
+        "to": f"topic {store.publish.topic}",
+        **_sent_position(path, application, state),
+    }
 
 
 def task_status(config: Config) -> list[dict[str, Any]]:
@@ -113,7 +118,7 @@ def task_status(config: Config) -> list[dict[str, Any]]:
     return [of(name) for name in names]
 
 
-def _sent(path: str, application: str, source: DeltaTable | None) -> dict[str, Any]:
+def _sent_position(path: str, application: str, source: DeltaTable | None) -> dict[str, Any]:
     delta = opened(path) if source else None
     position = delta.transaction_version(application) if delta else None
     return {"position": position, "head": source.version() if source else None}

@@ -102,7 +102,7 @@ def _in_years(micros: exp.Expr) -> exp.Expr:
     return exp.Case(ifs=[exp.If(this=known, true=_call("make_timestamptz", micros))])
 
 
-def _cased(node: exp.Expr) -> exp.Expr:
+def _change_case(node: exp.Expr) -> exp.Expr:
     """A text in capitals or small letters: of ASCII, which has as many bytes as characters, by the engine itself."""
     name, text = ("upper" if isinstance(node, exp.Upper) else "lower"), node.this
     ascii_ = exp.EQ(this=_call("strlen", text), expression=_call("length", text))
@@ -205,7 +205,7 @@ def _rewrite(node: exp.Expr) -> exp.Expr:
         operation = SAFE[type(node)](this=node.this.copy(), expression=node.expression.copy())
         return _call("try", operation).transform(_rewrite)
     if isinstance(node, exp.Upper | exp.Lower):
-        return _cased(node).transform(_rewrite)
+        return _change_case(node).transform(_rewrite)
     if isinstance(node, exp.ArraySize):
         return _call("coalesce", _call("len", node.this), exp.Literal.number(-1)).transform(_rewrite)
     if isinstance(node, exp.Exists) and isinstance(node.expression, exp.Lambda):

@@ -56,7 +56,7 @@ def in_volume(path: str) -> bool:
     return here() and path.startswith(VOLUMES)
 
 
-def unlocked(root: str) -> bool:
+def has_no_locks(root: str) -> bool:
     """Whether nothing can be locked in a root, nor renamed: an object store, or a volume, whose jobs have ``max_concurrent_runs: 1``."""
     return remote(root) or in_volume(root)
 

@@ -100,17 +100,17 @@ def rule_of(spark: SparkSession, config: Config, store: Store) -> Rule:
     """The store with the types that Spark finds for its keys and its value; ConfigError names the setting."""
     stream = config.streams[store.stream]
 
-    def typed(setting: str, expression: str) -> str:
+    def infer_type(setting: str, expression: str) -> str:
         try:
             return type_of(spark, stream, expression)
         except ConfigError as error:
             raise ConfigError(f"stores.{store.name}.{setting}: found {expression!r}: {error}") from None
 
-    keys = tuple(typed("key", k.expression) for k in store.keys)
-    value = typed("value", store.value) if store.value else "BOOLEAN"
+    keys = tuple(infer_type("key", k.expression) for k in store.keys)
+    value = infer_type("value", store.value) if store.value else "BOOLEAN"
     for setting, expression in (("where", store.where), ("agent", store.agent)):
         if expression:
-            typed(setting, expression)
+            infer_type(setting, expression)
     written = given(store, changelog_columns(stream))
     if not isinstance(store.reduce, Own):
         return Rule(store, keys, value, nulled=written, ranked=stream.ranked, captured=stream.captured)
@@ -125,7 +125,7 @@ def rule_of(spark: SparkSession, config: Config, store: Store) -> Rule:
 def own_types(spark: SparkSession, reduce: Own, value: str) -> tuple[str, ...]:
     """The types of a user's reducer: of its columns, then of its result. ConfigError begins with the place, ``fold.x: ``."""
 
-    def typed(place: str, columns: str, expression: str) -> str:
+    def infer_type(place: str, columns: str, expression: str) -> str:
         try:
             frame = spark.createDataFrame([], columns).selectExpr(f"({expression}) AS x")
         except (AnalysisException, ParseException) as error:
@@ -136,7 +136,7 @@ def own_types(spark: SparkSession, reduce: Own, value: str) -> tuple[str, ...]:
         return ddl(kind)
 
     seen = f"value {value}, event_time TIMESTAMP, agent STRING, _order {ORDER}"
-    columns = {c: typed(f"fold.{c}", seen, e) for c, e in reduce.fold.items()}
+    columns = {c: infer_type(f"fold.{c}", seen, e) for c, e in reduce.fold.items()}
     for column, expression in reduce.fold.items():
         if not _aggregates(spark, seen, expression):
             raise ConfigError(f"fold.{column}: found {expression!r}, expected an aggregate such as max(value)")
@@ -144,11 +144,11 @@ def own_types(spark: SparkSession, reduce: Own, value: str) -> tuple[str, ...]:
         raise ConfigError(f"fold.{unfit}: found {reduce.fold[unfit]!r} of no type, expected CAST(... AS type)")
     fields = ", ".join(f"{quoted(c)}: {t}" for c, t in columns.items())
     for column, expression in reduce.combine.items():
-        typed(
+        infer_type(
             f"combine.{column}", f"a STRUCT<{fields}>, b STRUCT<{fields}>", f"CAST(({expression}) AS {columns[column]})"
         )
     state = ", ".join(f"{quoted(c)} {t}" for c, t in columns.items())
-    return (*columns.values(), typed("result", state, reduce.result))
+    return (*columns.values(), infer_type("result", state, reduce.result))
 
 
 def _aggregates(spark: SparkSession, columns: str, expression: str) -> bool:

@@ -141,7 +141,7 @@ def lock(spark: SparkSession, config: Config, name: str, patience: float = 20.0)
     a successor must not read the position before that. Only on a file system; an object store has no locks, and
     there one writer a lake is the operator's duty.
     """
-    if databricks.unlocked(config.root):
+    if databricks.has_no_locks(config.root):
         yield
         return
     file = Path(config.root) / "_locks" / name

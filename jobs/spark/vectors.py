@@ -21,7 +21,7 @@ from statehouse.tables import VECTORS
 PLACE = {"_file": "_metadata.file_path", "_row": "_metadata.row_index"}  # of a row that was read
 
 
-def enabled(delta: DeltaTable) -> bool:
+def is_enabled(delta: DeltaTable) -> bool:
     """Whether rows of a table are to be marked, and not their files written anew."""
     return delta.metadata().configuration.get(VECTORS) == "true"
 

@@ -71,9 +71,9 @@ class Runs:
         state = with_key(steps.state_at(version), steps.rule)
         for name in marks.keys() - set(going):
             task = self.tasks[name]
-            frames.append(self._daily(task) if task.at else self._anew(task, state))
+            frames.append(self._daily(task) if task.at else self._begin_anew(task, state))
         if asked and not known:
-            frames.append(self._broken(steps.rule, None, state))
+            frames.append(self._end_broken(steps.rule, None, state))
         self.table.put(frames)
 
     def _since(
@@ -85,7 +85,7 @@ class Runs:
         after = with_key(states, rule).withColumn("_over", F.col("_at")) if states else None
         frames = [self._runs(task, after) for task in runs] if after else []
         if asked:
-            frames.append(self._broken(rule, after, with_key(steps.state_at(version), rule)))
+            frames.append(self._end_broken(rule, after, with_key(steps.state_at(version), rule)))
         return frames
 
     def _runs(self, task: Task, steps: DataFrame) -> DataFrame:
@@ -138,7 +138,7 @@ class Runs:
             **{column: f"_m_{column}" for column in MESSAGE},
         )
 
-    def _anew(self, task: Task, state: DataFrame) -> DataFrame:
+    def _begin_anew(self, task: Task, state: DataFrame) -> DataFrame:
         """Rows for the table: the runs of a rule that is new, or whose position is not known, by what the state is now and since when.
         A task that waits stays where the rule's ``when`` still holds."""
         now = f"timestamp_micros({int(self.table.now() * 1_000_000)})"
@@ -170,7 +170,7 @@ class Runs:
             set=self.messages[task.name]["set"],
         )
 
-    def _broken(self, rule: Rule, steps: DataFrame | None, state: DataFrame) -> DataFrame:
+    def _end_broken(self, rule: Rule, steps: DataFrame | None, state: DataFrame) -> DataFrame:
         """Rows for the table: the end of tasks that wait for a value of a store, as somebody asked, where the key has another value by now.
         ``state`` tells the value when the task was asked for or before, ``steps`` those since."""
         waits = self.table.read(

@@ -142,7 +142,7 @@ class Sending:
         taken = {row["id"] for row in sent}
         done = [row for row in rows if row["id"] in taken or row["id"] in refused]
         if done:
-            self.table.commit([self._sent(row, at, refused.get(row["id"])) for row in done])
+            self.table.commit([self._row_after(row, at, refused.get(row["id"])) for row in done])
         for row in done:
             if row["topic"] not in delays:
                 self.rests.pop(("topic", row["topic"]), None)
@@ -158,7 +158,7 @@ class Sending:
             headers |= {OP_HEADER: "set", STORE_HEADER: row["set"]}
         return Message(row["topic"], row["message_key"], row["message"], headers)
 
-    def _sent(self, row: Row, at: dt.datetime, refused: str | None = None) -> Row:
+    def _row_after(self, row: Row, at: dt.datetime, refused: str | None = None) -> Row:
         """A row after it was sent: it is over, or waits for the next time."""
         task, due = self.tasks.get(row["task"] or ""), row["due"]
         following = None
@@ -178,7 +178,7 @@ class Sending:
         try:
             count = self._send_daily(row, at)
         except TopicRefused as error:
-            self.table.commit([self._sent(row, at, str(error))])
+            self.table.commit([self._row_after(row, at, str(error))])
             return 0, []
         except TopicUnavailable as error:
             self._delay("topic", row["topic"])
@@ -228,7 +228,7 @@ class Sending:
             messages.unpersist()
         reasons = [f"{long} messages are longer than the {largest} bytes that {row['topic']} takes"] if long else []
         reasons += [f"{len(refused)} messages were refused: {refused[0]}"] if refused else []
-        self.table.commit([{**self._sent(row, at), "reason": "; ".join(reasons) or None}])
+        self.table.commit([{**self._row_after(row, at), "reason": "; ".join(reasons) or None}])
         return int(count - long - len(refused))
 
     def _deliver(self, messages: DataFrame, topic: str, largest: int) -> list[str]:

@@ -72,7 +72,7 @@ class Core:
             try:
                 answer: Answer = yield kind(method, base, path, {**self.headers, **(headers or {})}, body, silence)
             except Unanswered as error:
-                wait = self._failed(base, tries, error.sent)
+                wait = self._note_failure(base, tries, error.sent)
                 failure: ClientError = Unreachable(f"{base} does not answer: {error}")
                 # What may have arrived goes to the same instance, which knows its Idempotency-Key; a question only once.
                 base = base if error.sent and (not tries or IDEMPOTENCY in (headers or {})) else ""
@@ -124,7 +124,7 @@ class Core:
                 continue
             return self.routes.learn(answer.content)
 
-    def _failed(self, base: str, tries: int, sent: bool) -> float:
+    def _note_failure(self, base: str, tries: int, sent: bool) -> float:
         """How long to wait after no answer."""
         if not sent or tries:
             self.routes.lose(base)

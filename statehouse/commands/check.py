@@ -83,7 +83,7 @@ def _ask(path: Path, config: Config, document: YamlFile) -> tuple[list[Problem],
     ]
     return lines, [
         *_kafka(path, config, document, unknown_properties(spark, config)),
-        *_derived(path, config, document),
+        *_derived_columns(path, config, document),
         *notes,
     ]
 
@@ -97,7 +97,7 @@ def _kafka(path: Path, config: Config, document: YamlFile, unknown: list[str]) -
     return [f"{path}:{document.line_of(('kafka', name))}: note: kafka.{name}: {message}" for name, message in pairs]
 
 
-def _derived(path: Path, config: Config, document: YamlFile) -> list[str]:
+def _derived_columns(path: Path, config: Config, document: YamlFile) -> list[str]:
     """The columns of the streams whose schemas say them, and not the file."""
     streams = [stream for stream in config.streams.values() if stream.derived]
     if not streams:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from statehouse.commands.base import command, json_option
-from statehouse.commands.output import coloured, print_json
+from statehouse.commands.output import in_colour, print_json
 from statehouse.commands.progress import working
 from statehouse.errors import ConfigError, StatehouseError
 
@@ -75,7 +75,7 @@ def init(out: str, force: bool, example: str | None, as_json: bool, **given: Any
         )
         key, sample = None, None
     else:
-        text, key, sample = _proposed(path, **given)
+        text, key, sample = _propose(path, **given)
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -91,7 +91,7 @@ def init(out: str, force: bool, example: str | None, as_json: bool, **given: Any
     print("next:")
     width = min(max(len(step) for step, _ in steps), 44)
     for step, why in steps:
-        shown = click.style(f"{step:<{width}}", bold=True) if coloured(sys.stdout) else f"{step:<{width}}"
+        shown = click.style(f"{step:<{width}}", bold=True) if in_colour(sys.stdout) else f"{step:<{width}}"
         print(f"  {shown}  # {why}")
 
 
@@ -125,7 +125,7 @@ def _next_steps(path: Path, source: str | None, key: str | None, properties: tup
     return steps
 
 
-def _proposed(
+def _propose(
     path: Path,
     topic: str | None,
     bootstrap: str,
@@ -150,7 +150,7 @@ def _proposed(
     kafka = {"bootstrap.servers": bootstrap, **secrets, **dict(_property(text) for text in properties)}
     if not source and (wrong := next(complaints(kafka), None)):
         raise ConfigError(f"--kafka {wrong[0]}: {wrong[1]}")
-    sample = _sampled(kafka, topic, source, records, ask)
+    sample = _read_sample(kafka, topic, source, records, ask)
     topic = topic or (
         name_of(Path(source or "").name.split(".")[0]) if source else sample.source.removeprefix("topic ")
     )
@@ -181,7 +181,7 @@ def _property(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _sampled(kafka: dict[str, str], topic: str | None, source: str | None, records: int, ask: bool) -> Sample:
+def _read_sample(kafka: dict[str, str], topic: str | None, source: str | None, records: int, ask: bool) -> Sample:
     from statehouse.init import sample
 
     if source:

@@ -26,7 +26,7 @@ from statehouse.config.models import (
     Stream,
     Target,
     Task,
-    attached,
+    link_sections,
 )
 from statehouse.errors import ConfigError, StatehouseError
 from statehouse.formats import format as formats
@@ -96,7 +96,7 @@ def from_document(document: YamlFile, path: Path, environ: Mapping[str, str] = o
     if wrong:
         raise ConfigError("\n".join(f"{path}:{document.line_of(where)}: {message}" for where, message in wrong))
     config = config.model_copy(update={"kafka": properties})
-    for where, message in _unregistered(config):
+    for where, message in _missing_registry(config):
         raise ConfigError(f"{path}:{document.line_of(where)}: {'.'.join(where)}: {message}")
     prepare(config.root)
     if not remote(config.root):
@@ -106,20 +106,20 @@ def from_document(document: YamlFile, path: Path, environ: Mapping[str, str] = o
             raise ConfigError(f"{path}:{document.line_of(('root',))}: root: {error}") from None
         config = config.model_copy(update={"root": root})
     config = _with_columns(config, path, document)
-    for where, message in _inconsistent(config):
+    for where, message in _inconsistencies(config):
         raise ConfigError(f"{path}:{document.line_of(where)}: {'.'.join(where)}: {message}")
     tables = {
         name: lookup.model_copy(update={"table": str((path.parent / lookup.table).absolute())})
         for name, lookup in config.lookups.items()
         if not remote(lookup.table)
     }
-    config = attached(config.model_copy(update={"lookups": {**config.lookups, **tables}}))
+    config = link_sections(config.model_copy(update={"lookups": {**config.lookups, **tables}}))
     files = {name: getattr(config.api, name) for name in ("tokens", "cache")}
     absolute = {name: str((path.parent / file).absolute()) for name, file in files.items() if file is not None}
     return config.model_copy(update={"api": config.api.model_copy(update=absolute)})
 
 
-def _unregistered(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+def _missing_registry(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     """The streams whose schemas would be in a registry, and there is none."""
     for stream in config.streams.values():
         if stream.registered and config.registry is None:
@@ -144,13 +144,13 @@ def _with_columns(config: Config, path: Path, document: YamlFile) -> Config:
             line = document.line_of(("streams", name))
             kind = type(error) if isinstance(error, StatehouseError) else ConfigError
             raise kind(f"{path}:{line}: streams.{name}: {error}") from None
-    return attached(config.model_copy(update={"streams": streams}))
+    return link_sections(config.model_copy(update={"streams": streams}))
 
 
 ANOTHER = "another topic than the stream's own: it would never end"
 
 
-def _inconsistent(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+def _inconsistencies(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     """What does not fit together: the path in the file, and what was found and expected."""
     names = ", ".join(config.streams)
     for store in config.stores.values():
@@ -171,10 +171,10 @@ def _inconsistent(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
             yield ("routes", route.name, "from"), f"found stream {route.source!r}, expected one of {names}"
         elif (stream := config.streams.get(config.stream_of(route))) and route.to.topic == stream.topic:
             yield ("routes", route.name, "to", "topic"), f"found {route.to.topic!r}, expected {ANOTHER}"
-    yield from _unfit(config)
+    yield from _unfit_tasks(config)
 
 
-def _unfit(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+def _unfit_tasks(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     """What does not fit together of the tasks."""
     names = ", ".join(config.stores) or "none: there are no stores"
     for task in (config.tasks or {}).values():

@@ -40,7 +40,7 @@ __all__ = [
     "Stream",
     "Target",
     "Task",
-    "attached",
+    "link_sections",
 ]
 
 
@@ -85,7 +85,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _joined(self) -> Config:
-        return attached(self)
+        return link_sections(self)
 
     @field_validator("kafka")
     @classmethod
@@ -141,7 +141,7 @@ class Config(Section):
         return [s for s in self.stores.values() if s.stream == stream]
 
 
-def attached(config: Config) -> Config:
+def link_sections(config: Config) -> Config:
     """The same, whose streams know their lookups, the registry, and where tasks may send to, and whose stores know their rows."""
     for stream in config.streams.values():
         stream._askable_topics = config.askable_topics

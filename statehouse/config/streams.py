@@ -129,7 +129,7 @@ class Stream(Section):
             stream.__dict__.pop(name, None)
         stream._derived = self._derived or self.schema_ is None
         stream._schemas = schemas
-        return stream._ordered()
+        return stream._checked_order()
 
     @cached_property
     def types(self) -> dict[str, str]:
@@ -197,9 +197,9 @@ class Stream(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Stream:
-        return self if self.schema_ is None else self._ordered()  # else they are not known yet
+        return self if self.schema_ is None else self._checked_order()  # else they are not known yet
 
-    def _ordered(self) -> Stream:
+    def _checked_order(self) -> Stream:
         """The same; ValueError where it is clustered by what is no column, or has no order."""
         plain = {c.name: c.type for c in self.columns if c.type.upper().startswith(ORDERED)}
         if unknown := [name for name in self.cluster_by if name not in plain]:

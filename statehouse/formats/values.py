@@ -101,7 +101,7 @@ def each(change: Change | None) -> Change | None:
     if change is None:
         return None
 
-    def changed(values: Iterable[Any]) -> list[Any]:
+    def change_each(values: Iterable[Any]) -> list[Any]:
         changed_values: list[Any] = []
         try:
             for value in values:
@@ -110,24 +110,24 @@ def each(change: Change | None) -> Change | None:
             raise reason.at(f"[{len(changed_values)}]") from None
         return changed_values
 
-    return changed
+    return change_each
 
 
 def each_item(change: Change | None) -> Change:
     """A change applied to each value of a dict that is not null; the result is a list of pairs."""
 
-    def changed(values: dict[str, Any]) -> list[tuple[str, Any]]:
+    def change_each(values: dict[str, Any]) -> list[tuple[str, Any]]:
         if change is None:
             return list(values.items())
         return list(each_value(change)(values).items())
 
-    return changed
+    return change_each
 
 
 def each_value(change: Change | None) -> Change:
     """A change applied to each value of a dict that is not null; the result is a dict."""
 
-    def changed(values: dict[str, Any]) -> dict[str, Any]:
+    def change_each(values: dict[str, Any]) -> dict[str, Any]:
         if change is None:
             return dict(values)
         by_name, name = {}, ""
@@ -138,14 +138,14 @@ def each_value(change: Change | None) -> Change:
             raise reason.at(f".{name}") from None
         return by_name
 
-    return changed
+    return change_each
 
 
 def each_field(changes: Sequence[tuple[str, Change | None]]) -> Change:
     """Changes applied to the fields of a dict, in place, where the value is not null."""
     needed = [(name, change) for name, change in changes if change is not None]
 
-    def changed(values: dict[str, Any]) -> dict[str, Any]:
+    def change_fields(values: dict[str, Any]) -> dict[str, Any]:
         name = ""
         try:
             for name, change in needed:
@@ -155,7 +155,7 @@ def each_field(changes: Sequence[tuple[str, Change | None]]) -> Change:
             raise reason.at(f".{name}") from None
         return values
 
-    return changed
+    return change_fields
 
 
 def column(field: Field, node: Node | None) -> Change | None:

@@ -33,7 +33,7 @@ def frame_of(payload: bytes, header: bytes | None) -> Frame:
     if len(data) > 16 and data[0] == 1:
         return Frame(str(uuid.UUID(bytes=data[1:17])), data, 17)
     where = "" if header is None else f"header {ID_HEADER}: "
-    raise Refused(f"{where}found {_shown(data)}, {EXPECTED}")
+    raise Refused(f"{where}found {_describe_bytes(data)}, {EXPECTED}")
 
 
 def ids_of(records: Iterable[tuple[bytes | None, Any]]) -> set[str]:
@@ -46,7 +46,7 @@ def ids_of(records: Iterable[tuple[bytes | None, Any]]) -> set[str]:
     return ids
 
 
-def _shown(data: bytes) -> str:
+def _describe_bytes(data: bytes) -> str:
     if not data:
         return "nothing"
     return f"the bytes {data[:5].hex(' ')}{' …' if len(data) > 5 else ''}"
