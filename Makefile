@@ -17,7 +17,7 @@ JAVA_FITS := $(JAVA) --add-modules jdk.incubator.vector -version 2>&1 | \
 AS_ROOT := $$([ "$$(id -u)" = 0 ] || echo sudo -n)
 
 .DEFAULT_GOAL := help
-.PHONY: help install java classes demo test nginx chromium law fuzz soak turn chaos s3 docs lint clean
+.PHONY: help install java classes demo test nginx chromium postgres law fuzz soak turn chaos s3 docs lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9 ]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -104,10 +104,20 @@ chromium: install
 		} >.venv/apt-chromium.log 2>&1 || echo "it could not be installed: its tests are left out" >&2; \
 	fi
 
+# Debezium reads a real PostgreSQL. Debian's package would start a server of its own, which RUNLEVEL keeps it from.
+postgres: install
+	@if ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1; then exit 0; fi; \
+	if command -v apt-get >/dev/null && $(AS_ROOT) true 2>/dev/null; then \
+		echo "PostgreSQL is missing, for its tests: installing it with apt-get (log: .venv/apt-postgresql.log) ..."; \
+		{ $(AS_ROOT) apt-get update; \
+		  $(AS_ROOT) env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y --no-install-recommends postgresql; \
+		} >.venv/apt-postgresql.log 2>&1 || echo "it could not be installed: its tests are left out" >&2; \
+	fi
+
 # One process; JOBS=2: two, each with a Spark session and a Kafka of its own (tests/support/balance.py).
 JOBS ?= 1
 IN_TWO := $(if $(filter-out 1,$(JOBS)),--numprocesses $(JOBS) --dist loadscope --no-loadscope-reorder)
-test: lint classes nginx chromium ## lint, then all tests, each at the smallest size that shows what it holds
+test: lint classes nginx chromium postgres ## lint, then all tests, each at the smallest size that shows what it holds
 	@$(BIN)/python -m pytest --durations 10 $(IN_TWO)
 
 law fuzz soak: install classes ## the law, the API under fuzzers, and what runs for long, at full size

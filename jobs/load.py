@@ -11,11 +11,12 @@ steps, each of which is passed over where it was done before, by the ``txn`` act
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from json import dumps
 from pathlib import Path
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from jobs.spark import parquet
@@ -27,7 +28,8 @@ from jobs.spark.parse import accepted_rows, parse, refused_rows, time_reason
 from jobs.spark.tables import create_stream, next_offsets
 from statehouse.config.models import Config, Stream
 from statehouse.errors import StatehouseError, first_line
-from statehouse.formats.format import Format
+from statehouse.formats.format import AVRO, IN_FILE, Format
+from statehouse.payload import Refused
 from statehouse.progress import SILENT, Progress
 from statehouse.records import decoder_for
 from statehouse.spark_sql import literal, quoted
@@ -37,7 +39,8 @@ from statehouse.values import Column
 
 NESTED = ("ARRAY", "MAP", "STRUCT")
 JSON_LINES = (".json", ".jsonl", ".ndjson")
-ENDINGS = (*JSON_LINES, ".csv", ".parquet")
+ENDINGS = (*JSON_LINES, ".csv", ".parquet", ".avro")
+MANY = 1000  # records of Avro that are handed to Spark at once
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Loaded:
 
 def load(spark: SparkSession, config: Config, stream: Stream, file: str | Path, progress: Progress = SILENT) -> Loaded:
     """Append a file's rows to the stream, once however often it is called: JSON lines (``.json``, ``.jsonl``,
-    ``.ndjson``), CSV with a header, Parquet; the text formats also compressed (``.gz``, ``.bz2``).
+    ``.ndjson``), CSV with a header, Parquet, Avro; the text formats also compressed (``.gz``, ``.bz2``).
 
     Raises StatehouseError for a file that is none of these, or a stream without a ``time``. The caller holds the
     lake's lock ``load``; ingestion may go on beside it.
@@ -62,7 +65,7 @@ def load(spark: SparkSession, config: Config, stream: Stream, file: str | Path, 
             f"stream {stream.name}: found no 'time', expected one: a file's rows have no time of Kafka's"
         )
     if not path.is_file():
-        raise StatehouseError(f"{path}: found no such file, expected JSON lines, CSV or Parquet")
+        raise StatehouseError(f"{path}: found no such file, expected JSON lines, CSV, Parquet or Avro")
     progress.begin(f"reading {path.name}")
     create_stream(spark, config, stream)
     done = f"load:{_digest(path)}"
@@ -73,8 +76,7 @@ def load(spark: SparkSession, config: Config, stream: Stream, file: str | Path, 
     read = _reader(path)
     stores = config.stores_of(stream.name)
     rules = [rule_of(spark, config, store) for store in stores]
-    # Rows of files are given as JSON; of a table's changes they are such changes.
-    decoder = decoder_for(stream, stores, rules, format=None if stream.captured else Format())
+    decoder = decoder_for(stream, stores, rules, format=_format(stream, path))
     first = _next(spark, changelog, quarantine)
     try:
         records, count = _number_rows(read(spark, stream, path), stream, first)
@@ -115,25 +117,25 @@ def _next(spark: SparkSession, changelog: str, quarantine: str) -> int:
 
 
 def _number_rows(payloads: DataFrame, stream: Stream, first: int) -> tuple[DataFrame, int]:
-    """Payloads as Kafka's records, with offsets from ``first`` on in the file's order; and how many there are.
+    """Payloads, of which one that is null is none, as Kafka's records, with offsets from ``first`` on in the file's order; and how many there are.
 
     A row's place is its Spark partition and its place in that; how many rows came in the partitions before is counted.
     """
     placed = payloads.selectExpr(
-        "payload", "spark_partition_id() AS part", "monotonically_increasing_id() & 8589934591L AS place"
+        "value", "spark_partition_id() AS part", "monotonically_increasing_id() & 8589934591L AS place"
     )
     before, starts = first, []
     for part, count in sorted(placed.groupBy("part").count().collect()):
         starts.append(f"WHEN {part} THEN {before}")
         before += count
     start = f"CASE part {' '.join(starts)} ELSE 0 END" if starts else "0"
-    records = placed.where("trim(payload) <> ''").selectExpr(
+    records = placed.where("value IS NOT NULL").selectExpr(
         f"{literal(stream.topic)} AS topic",
         f"{LOADED} AS partition",
         f"CAST({start} + place AS BIGINT) AS offset",
         "CAST(NULL AS TIMESTAMP) AS timestamp",
         "CAST(NULL AS BINARY) AS key",
-        "encode(payload, 'UTF-8') AS value",
+        "value",
         "CAST(NULL AS ARRAY<STRUCT<key: STRING, value: BINARY>>) AS headers",
     )
     return records, before - first
@@ -142,12 +144,53 @@ def _number_rows(payloads: DataFrame, stream: Stream, first: int) -> tuple[DataF
 def _reader(path: Path) -> Callable[[SparkSession, Stream, Path], DataFrame]:
     name = path.name.lower().removesuffix(".gz").removesuffix(".bz2")
     if name.endswith(JSON_LINES):
-        return lambda spark, _, path: spark.read.text(_local(path)).selectExpr("value AS payload")
+        return lambda spark, _, path: _encoded(spark.read.text(_local(path)), "value")
     if name.endswith(".csv"):
         return _csv
     if path.name.lower().endswith(".parquet"):
-        return lambda spark, _, path: parquet.read(spark, str(path.absolute())).select(json(["*"]).alias("payload"))
+        return lambda spark, _, path: _encoded(
+            parquet.read(spark, str(path.absolute())).select(json(["*"]).alias("row")), "row"
+        )
+    if path.name.lower().endswith(".avro"):
+        return lambda spark, _, path: spark.createDataFrame([(str(path.absolute()),)], "path STRING").mapInArrow(
+            _avro_records, "value BINARY"
+        )
     raise StatehouseError(f"{path}: found the ending {path.suffix!r}, expected one of {', '.join(ENDINGS)}")
+
+
+def _format(stream: Stream, path: Path) -> Format | None:
+    """What a file's payloads are written in; None: what the stream's are."""
+    if path.name.lower().endswith(".avro"):
+        from statehouse.formats.avro_files import schema_of  # with a package of its own
+
+        try:
+            return Format(AVRO, schemas=((IN_FILE, schema_of(path)),))
+        except ImportError as error:
+            raise StatehouseError(
+                f"{path}: found no package {error.name!r}, expected it: pip install 'statehouse[formats]'"
+            ) from None
+        except (ValueError, EOFError, Refused) as error:
+            raise StatehouseError(f"{path}: cannot be read: {error}") from None
+    # Rows are given as JSON; of a table's changes they are such changes.
+    return None if stream.captured else Format()
+
+
+def _avro_records(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+    """The records of Avro's files, whose paths are given. Runs on an executor."""
+    from itertools import islice
+
+    from statehouse.formats.avro_files import records_of
+
+    for batch in batches:
+        for path in batch.column("path").to_pylist():
+            records = records_of(path)
+            while some := list(islice(records, MANY)):
+                yield pa.record_batch([pa.array(some, pa.binary())], names=["value"])
+
+
+def _encoded(texts: DataFrame, column: str) -> DataFrame:
+    """Text as payloads; of an empty line there is none."""
+    return texts.selectExpr(f"CASE WHEN trim({column}) <> '' THEN encode({column}, 'UTF-8') END AS value")
 
 
 def _local(path: Path) -> str:
@@ -159,7 +202,7 @@ def _csv(spark: SparkSession, stream: Stream, path: Path) -> DataFrame:
     rows = spark.read.csv(_local(path), header=True, escape='"', encoding="UTF-8", multiLine=True)
     known = {c.name.lower(): c for c in stream.columns}
     fields = ", ".join(_field(name, known.get(name.strip().lower())) for name in rows.columns)
-    return rows.selectExpr(f"concat('{{', concat_ws(',', {fields}), '}}') AS payload")
+    return _encoded(rows.selectExpr(f"concat('{{', concat_ws(',', {fields}), '}}') AS line"), "line")
 
 
 def _field(name: str, column: Column | None) -> str:

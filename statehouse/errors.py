@@ -100,4 +100,6 @@ def first_line(error: object) -> str:
     """The line of a long engine's error (a Spark stack, say) that a person can use."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     causes = [line for line in lines if line.startswith("Caused by") or "Exception:" in line]
+    if not causes and "Traceback (most recent call last):" in lines:
+        causes = lines[-1:]  # of a Python worker's
     return (causes or lines or [type(error).__name__])[-1 if causes else 0][:300]

@@ -39,7 +39,9 @@ FILES = (
     "ssl.keystore.location",
     "ssl.truststore.location",
 )
-SECRETS = re.compile(r"password|passphrase|secret|jaas|\.key\.pem$|^ssl\.keystore\.key$|^sasl\.oauthbearer\.config$")
+SECRETS = re.compile(
+    r"password|passphrase|secret|jaas|\.key\.pem$|^ssl\.keystore\.key$|^sasl\.oauthbearer\.config$|^basic\.auth\.user\.info$|^bearer\.auth\.token$"
+)
 # librdkafka's own, of which Java has another form: it is translated. Names that end in a dot are of all that begin so.
 TRANSLATED = (
     USERNAME, PASSWORD, "sasl.mechanisms", "ssl.ca.", "ssl.certificate.", "ssl.key.location", "ssl.key.pem",

@@ -15,12 +15,14 @@ from statehouse.commands.base import command, json_option
 from statehouse.commands.output import in_colour, print_json
 from statehouse.commands.progress import working
 from statehouse.errors import ConfigError, StatehouseError
+from statehouse.formats.format import BYTES, CSV, DEBEZIUM, JSON, KINDS, STRING
 
 if TYPE_CHECKING:
     from statehouse.init.propose import Findings
     from statehouse.init.roles import Rule
     from statehouse.init.sample import Sample
 
+FORMATS = (JSON, *KINDS, CSV, STRING, BYTES, DEBEZIUM)
 EXAMPLES = ("retail", "fleet", "topic")
 NONE = "none"  # as --time or --agent: there is none
 
@@ -31,6 +33,7 @@ NONE = "none"  # as --time or --agent: there is none
     ("statehouse init --bootstrap kafka:9092 --topic t --yes", "another Kafka; asks nothing"),
     ("statehouse init --file old.jsonl.gz --key customer_id", "from a file of JSON lines"),
     ("statehouse init --topic t --key StoreID --key PosID --reduce count", "a composite key"),
+    ("statehouse init --topic orders --registry http://127.0.0.1:8081", "a topic in Avro, Protobuf or JSON Schema"),
     ("statehouse init --example retail", "a file to learn from: retail, fleet or topic"),
 )
 @click.option("--topic", metavar="NAME", help="The topic. With --file: the one that the stream will have.")
@@ -42,6 +45,14 @@ NONE = "none"  # as --time or --agent: there is none
     multiple=True,
     help="Any other property of a Kafka client; repeatable.",
 )
+@click.option(
+    "--format",
+    type=click.Choice(FORMATS),
+    help="What the topic's payloads are written in; found by a look at them.",
+)
+@click.option("--registry", metavar="URL", help="The registry that has the payloads' schemas.")
+@click.option("--schema-file", metavar="FILE", help="The Avro schema of payloads that name none.")
+@click.option("--subject", metavar="NAME", help="The subject in the registry, where it is not TOPIC-value.")
 @click.option("--file", "source", metavar="FILE", help="JSON lines instead of a topic; also .gz and .bz2.")
 @click.option("--example", type=click.Choice(EXAMPLES), help="One of the shapes of the docs instead.")
 @click.option("--records", type=click.IntRange(1), default=20_000, show_default=True, help="How many to look at.")
@@ -100,7 +111,7 @@ def _read(sample: Sample | None) -> str:
         return ""
     text = f", from {len(sample.records):,} records of {sample.source}"
     if sample.refused:
-        text += f"; {sample.refused:,} more are no JSON objects and would be refused ({sample.reason})"
+        text += f"; {sample.refused:,} more would be refused ({sample.reason})"
     return text
 
 
@@ -111,7 +122,7 @@ def _next_steps(path: Path, source: str | None, key: str | None, properties: tup
 
     # What is not in the file, nor anything else of this environment.
     secrets = secrets_of(os.environ) | {n: v for n, v in map(_property, properties) if is_secret(n)}
-    config = load(path, {variable(name): value for name, value in secrets.items()})
+    config = load(path, {variable(name): value for name, value in secrets.items()} | _of_registry())
     stream, store = next(iter(config.streams)), next(iter(config.stores))
     file = "" if str(path) == "statehouse.yaml" else f" -c {path}"
     steps = [(f"statehouse check{file}", "are all expressions right?")]
@@ -130,6 +141,10 @@ def _propose(
     topic: str | None,
     bootstrap: str,
     properties: tuple[str, ...],
+    format: str | None,
+    registry: str | None,
+    schema_file: str | None,
+    subject: str | None,
     source: str | None,
     records: int,
     key: tuple[str, ...],
@@ -150,16 +165,18 @@ def _propose(
     kafka = {"bootstrap.servers": bootstrap, **secrets, **dict(_property(text) for text in properties)}
     if not source and (wrong := next(complaints(kafka), None)):
         raise ConfigError(f"--kafka {wrong[0]}: {wrong[1]}")
-    sample = _read_sample(kafka, topic, source, records, ask)
+    settings = {"format": format, "schema_file": schema_file, "subject": subject}
+    given = {name: value for name, value in settings.items() if value is not None}
+    sample = _read_sample(kafka, topic, given, registry, source, records, ask)
     topic = topic or (
         name_of(Path(source or "").name.split(".")[0]) if source else sample.source.removeprefix("topic ")
     )
     findings = look_at(sample)
     if not findings.columns:
         raise StatehouseError(f"{sample.source}: found no field that can be a column", advice="use --example topic")
-    if time is None:
+    if time is None and sample.encoding.format != DEBEZIUM:  # whose changes have their own
         time = findings.times[0].sql if findings.times else None
-    parts = _split(key, findings) or [_ask_key(findings, ask)]
+    parts = _split(key, findings) or findings.primary_key or [_ask_key(findings, ask)]
     by = None if agent == NONE else agent or findings.agent(parts[0])
     if reduce or value:
         reducer = reduce or "latest"
@@ -181,10 +198,26 @@ def _property(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _read_sample(kafka: dict[str, str], topic: str | None, source: str | None, records: int, ask: bool) -> Sample:
+def _of_registry() -> dict[str, str]:
+    """The variables of the environment that say how to sign in to a registry."""
+    return {name: value for name, value in os.environ.items() if name.startswith("STATEHOUSE_REGISTRY__")}
+
+
+def _read_sample(
+    kafka: dict[str, str],
+    topic: str | None,
+    given: dict[str, str],
+    registry: str | None,
+    source: str | None,
+    records: int,
+    ask: bool,
+) -> Sample:
     from statehouse.init import sample
+    from statehouse.init.payloads import Encoding
 
     if source:
+        if wrong := next(iter(given), "registry" if registry else None):
+            raise ConfigError(f"--{wrong.replace('_', '-')}: found it with --file, expected it with --topic")
         with working(f"reading {source}"):
             return sample.read_file(source, records)
     if topic is None:
@@ -197,7 +230,8 @@ def _read_sample(kafka: dict[str, str], topic: str | None, source: str | None, r
             )
         topic = names[0] if len(names) == 1 else names[_choose("Which topic?", [(name, "") for name in names])]
     with working(f"reading {topic}"):
-        return sample.read_topic(kafka, topic, records)
+        properties = {"url": registry} if registry else {}
+        return sample.read_topic(kafka, Encoding(topic, given, properties, _of_registry()), records)
 
 
 def _split(key: tuple[str, ...], findings: Findings) -> list[str]:

@@ -24,7 +24,7 @@ SECTION = "The past"
 @click.argument("stream")
 @click.argument("file_names", metavar="FILE...", nargs=-1, required=True)
 def load(stream: str, file_names: tuple[str, ...], file: str | None, as_json: bool) -> None:
-    """History from JSON lines, CSV or Parquet files into a stream's changelog, once a file."""
+    """History from JSON lines, CSV, Parquet or Avro files into a stream's changelog, once a file."""
     from statehouse.config import file as configuration
 
     config = configuration.load(file)

@@ -59,7 +59,8 @@ def _override(data: Any, environ: Mapping[str, str]) -> None:
         if (*parents, name) in paths and not remote(value):
             at[name] = str(Path(value).absolute())
         else:  # a password is what it is, also where YAML would take it for a number
-            at[name] = value if parents == ["kafka"] else parse_yaml(value, f"${variable}", "a value").data
+            literal = parents == ["kafka"] or (parents == ["registry"] and kafka_clients.is_secret(name))
+            at[name] = value if literal else parse_yaml(value, f"${variable}", "a value").data
 
 
 def _flat(name: Any) -> str:

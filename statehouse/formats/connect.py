@@ -35,6 +35,8 @@ CLOCKS = {
     "io.debezium.time.NanoTime": (1, 1000),
 }
 DAYS = ("io.debezium.time.Date", "org.apache.kafka.connect.data.Date")
+ISO = ("io.debezium.time.IsoDate", "io.debezium.time.IsoTimestamp")
+WITHOUT_ZONE = ("DATE", "TIMESTAMP_NTZ")  # types of text without one
 DECIMAL, VARIABLE = "org.apache.kafka.connect.data.Decimal", "io.debezium.data.VariableScaleDecimal"
 Change = Callable[[Any], Any]
 
@@ -87,6 +89,8 @@ def change_of(schema: Mapping[str, Any], kind: str) -> Change | None:
         return _moment(*MOMENTS[name], zone="" if kind == "TIMESTAMP_NTZ" else "Z")
     if name in CLOCKS and kind not in INTEGERS:
         return _clock(*CLOCKS[name])
+    if name in ISO and kind in WITHOUT_ZONE:
+        return without_zone
     if name in DAYS and kind not in INTEGERS:
         return _day
     if name == DECIMAL and kind != "BINARY":
@@ -124,6 +128,11 @@ def _clock(multiple: int, part: int) -> Change:
         return (EPOCH + dt.timedelta(microseconds=micros)).time().isoformat()
 
     return text
+
+
+def without_zone(value: Any) -> Any:
+    """A day, or a moment, of a column that has no zone: Debezium's text puts a ``Z`` behind it nevertheless."""
+    return value.removesuffix("Z") if isinstance(value, str) else value
 
 
 def _day(value: Any) -> str:

@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from statehouse.decoder import decoder_of as row_decoder_of
-from statehouse.formats.connect import Change, avro_fields, change_of, connect_fields
+from statehouse.formats.connect import WITHOUT_ZONE, Change, avro_fields, change_of, connect_fields, without_zone
 from statehouse.formats.format import AVRO, SOURCE, Format
 from statehouse.formats.framed import FramedDecoder
 from statehouse.formats.wire import frame_of
@@ -91,6 +91,7 @@ class ChangeDecoder:
         self._optional = tuple(field._replace(required=False) for field in fields)
         self._kinds = {field.name: field.kind.name for field in fields}
         self._changes: dict[bytes, dict[str, Change]] = {}
+        self._unzoned: dict[str, Change] = {n: without_zone for n, kind in self._kinds.items() if kind in WITHOUT_ZONE}
         self._schemas = {id: schema.text.encode() for id, schema in format.schemas if schema is not None}
         self._avro: FramedDecoder | None = None
         if format.framed:
@@ -165,7 +166,7 @@ class ChangeDecoder:
 
     def _as_text(self, row: msgspec.Raw, schema: bytes, of: str | None) -> str:
         """A row's JSON, in which values are what they mean by their schema: that of the field ``of``, or the whole."""
-        changes = self._changes_by(schema, of) if schema else {}
+        changes = self._changes_by(schema, of) if schema else self._unzoned
         if not changes:
             return str(row, "utf-8")
         values = read_object(str(row, "utf-8"))
@@ -196,6 +197,41 @@ class ChangeDecoder:
 def decoder_of(fields: tuple[Field, ...], format: Format) -> ChangeDecoder:
     """The decoder of some columns, made once in a process."""
     return ChangeDecoder(fields, format)
+
+
+class _Texts(dict[str, str]):
+    """Of any column that its values are text, or a number as it is written: so nothing of them is lost."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __missing__(self, name: str) -> str:
+        return "STRING"
+
+
+def rows_of(
+    payloads: Sequence[bytes], ids: Sequence[bytes | None], keys: Sequence[str | None], format: Format
+) -> list[str | Refused]:
+    """The row of each change as JSON, for who does not know its columns yet, or why there is none."""
+    decoder = ChangeDecoder((), format)
+    decoder._kinds = _Texts()
+    changes, reasons = decoder._in_avro(payloads, ids) if decoder._avro else _in_json(payloads)
+    rows: list[str | Refused] = []
+    for change, reason, key in zip(changes, reasons, keys, strict=True):
+        try:
+            _, row = decoder._row(change, key) if change else (TOMBSTONE, None)
+            rows.append(Refused(reason or "a tombstone") if row is None else row)
+        except Refused as refused:
+            rows.append(refused)
+    return rows
+
+
+def key_columns(key: str | None) -> tuple[str, ...]:
+    """The columns that a record's key is of; none where it is not JSON."""
+    try:
+        return tuple(read_object(str(_key_of(key)[0], "utf-8")))
+    except Refused:
+        return ()
 
 
 def _in_json(payloads: Sequence[bytes | None]) -> Changes:

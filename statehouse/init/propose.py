@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +12,12 @@ from sqlglot import exp
 
 from statehouse.config.file import from_document
 from statehouse.errors import ConfigError
+from statehouse.formats.debezium import key_columns
+from statehouse.formats.format import DEBEZIUM, SOURCE
 from statehouse.init.names import KIND_WORDS, STATE_WORDS
 from statehouse.init.roles import Candidate, Leaf, Rule, agents, has_few_values, keys, leaves_of, mentions, rules, times
 from statehouse.init.sample import Sample
-from statehouse.init.shapes import Column, columns_of
+from statehouse.init.shapes import Column, columns_of, expression
 from statehouse.init.writing import Proposal, text_of
 from statehouse.kafka_clients import is_secret, variable
 from statehouse.records import decoder_for
@@ -45,9 +48,18 @@ class Findings:
         likely = agents([leaf for leaf in self.leaves if leaf.sql != key], self.leaf(key))
         return likely[0].sql if likely else None
 
+    @property
+    def primary_key(self) -> list[str]:
+        """The columns that a table's changes are keyed by; none of what is no table, or has no such key."""
+        if self.sample.encoding.format != DEBEZIUM:
+            return []
+        names = key_columns(self.sample.records[-1].key)
+        return [expression((name,)) for name in names if any(column.name == name for column in self.columns)]
+
     def rules(self, key: str, agent: str | None, time: str | None) -> list[Rule]:
         """What the store may keep."""
-        return rules(self.leaves, key, agent, time)
+        row = [Rule("latest", "row", "each row as it is now")] if self.sample.encoding.format == DEBEZIUM else []
+        return row + rules(self.leaves, key, agent, time)
 
 
 @dataclass
@@ -65,7 +77,12 @@ class Choice:
 
 def look_at(sample: Sample) -> Findings:
     """What a sample says."""
-    columns, left_out = columns_of(sample.records)
+    if sample.encoding.derived:
+        columns = [Column(c.name, c.type, c.required) for c in sample.encoding.stream.columns]
+        left_out: list[str] = []
+    else:
+        columns, left_out = columns_of(sample.records)
+        left_out = [name for name in left_out if name != SOURCE]
     leaves = leaves_of(columns, sample.records)
     likely = keys(leaves, sample.records)[:MOST_KEYS]
     return Findings(sample, columns, left_out, leaves, likely, times(leaves, sample.records))
@@ -94,18 +111,30 @@ def file_text(findings: Findings, choice: Choice, out: str | Path) -> str:
         time_required=any(c.required and mentions(choice.time or "", c.name) for c in findings.columns),
         other_times=[t.sql for t in findings.times if t.sql != choice.time],
         why_key=first.why if first else "",
+        settings=_located(findings.sample.encoding.settings, Path(out)),
+        registry=findings.sample.encoding.registry,
     )
     text = text_of(proposal)
-    secrets = {variable(name): str(value) for name, value in choice.kafka.items() if is_secret(name)}
-    config = from_document(parse_yaml(text, str(out), "a statehouse.yaml"), Path(out), secrets)
+    environ = {variable(name): str(value) for name, value in choice.kafka.items() if is_secret(name)}
+    environ.update(findings.sample.encoding.environ)
+    config = from_document(parse_yaml(text, str(out), "a statehouse.yaml"), Path(out), environ)
     _check_columns(proposal, findings)
+    payloads = [record.payload for record in findings.sample.records]
     decoder = decoder_for(config.streams[stream], [], [])
-    payloads = [record.text.encode() for record in findings.sample.records]
+    if decoder.format.framed:
+        decoder = decoder.knowing(dict(findings.sample.encoding.schemas(payloads)))
     none = [None] * len(payloads)
-    reasons = decoder.decode(none, none, none, payloads).column("_reason")
+    values, ids, record_keys = zip(*payloads, strict=True)
+    reasons = decoder.decode(none, none, record_keys, values, ids).column("_reason")
     if reasons.null_count != len(reasons):
         raise AssertionError(f"{out}: a record of the sample does not fit: {reasons.drop_null()[0]}")
     return text
+
+
+def _located(settings: Mapping[str, str], out: Path) -> dict[str, str]:
+    """Settings as they stand in a file: another file is named from its folder on."""
+    file = settings.get("schema_file")
+    return {**settings, "schema_file": os.path.relpath(file, out.parent)} if file else dict(settings)
 
 
 def name_of(text: str) -> str:
@@ -154,6 +183,8 @@ def _named_values(findings: Findings, but: set[str | None], time: str | None) ->
 def _check_columns(proposal: Proposal, findings: Findings) -> None:
     """Raise ConfigError where an expression names what is no column; of all else ``check`` knows more."""
     known = {column.name.lower() for column in findings.columns} | set(EVENT_COLUMNS)
+    if findings.sample.encoding.format == DEBEZIUM:
+        known |= {SOURCE, "row"}
     given = {"--key": proposal.key, "--time": [proposal.time], "--value": [proposal.value], "--agent": [proposal.agent]}
     for option, texts in given.items():
         for text in filter(None, texts):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -14,7 +14,10 @@ import msgspec
 
 from statehouse import kafka
 from statehouse.errors import ConfigError, StatehouseError
+from statehouse.formats.format import DEBEZIUM, JSON
+from statehouse.formats.wire import ID_HEADER
 from statehouse.headers import OP_HEADER
+from statehouse.init.payloads import Encoding, Payload, detect
 from statehouse.payload import Refused, read_object
 
 OPENERS = {".gz": gzip.open, ".bz2": bz2.open}
@@ -22,19 +25,24 @@ OPENERS = {".gz": gzip.open, ".bz2": bz2.open}
 
 @dataclass(frozen=True)
 class Record:
-    """A record whose payload is a JSON object: its ``text``, its ``values`` as :func:`statehouse.payload.read` gives them, Kafka's
-    ``key`` as text, and Kafka's ``time`` in milliseconds since 1970."""
+    """A record whose ``payload`` means a JSON object: the ``text`` of that, its ``values`` as :func:`statehouse.payload.read` gives them,
+    and Kafka's ``time`` in milliseconds since 1970."""
 
+    payload: Payload
     text: str
     values: dict[str, Any]
-    key: str | None = None
     time: int | None = None
+
+    @property
+    def key(self) -> str | None:
+        """Kafka's key as text."""
+        return self.payload.key
 
 
 @dataclass
 class Sample:
-    """What was read of a ``source``: its records; how many payloads are no JSON objects, and the reason of the first; how many
-    records only purge, set or ask for something."""
+    """What was read of a ``source``, and what that is written in: its records; how many payloads are refused, and the reason of the
+    first; how many records only purge, set or ask for something."""
 
     source: str
     records: list[Record] = field(default_factory=list)
@@ -42,20 +50,19 @@ class Sample:
     reason: str = ""
     controls: int = 0
     lines: bool = True  # the file is one that `statehouse load` reads
+    encoding: Encoding = field(default_factory=Encoding)
 
-    def add(
-        self, payload: bytes | None, key: str | None = None, time: int | None = None, control: bool = False
-    ) -> None:
-        """Take one more record."""
-        if payload is None or control:
-            self.controls += 1
-            return
-        try:
-            text = payload.decode()
-            self.records.append(Record(text, read_object(text), key, time))
-        except (UnicodeDecodeError, Refused) as error:
-            self.refused += 1
-            self.reason = self.reason or ("not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error))
+    def add(self, payloads: Sequence[Payload], times: Sequence[int | None] | None = None) -> None:
+        """Take more records, of which the payloads are given, and Kafka's times."""
+        texts = self.encoding.objects(payloads)
+        for payload, text, time in zip(payloads, texts, times or [None] * len(payloads), strict=True):
+            try:
+                if isinstance(text, Refused):
+                    raise text
+                self.records.append(Record(payload, text, read_object(text), time))
+            except Refused as reason:
+                self.refused += 1
+                self.reason = self.reason or str(reason)
 
     @property
     def count(self) -> int:
@@ -72,13 +79,16 @@ def read_file(file: str | Path, most: int) -> Sample:
     sample = Sample(str(path))
     try:
         with OPENERS.get(path.suffix, open)(path, "rb") as stream:  # type: ignore[operator]
-            for payload in islice(_payloads(stream, sample), most):
-                sample.add(payload)
+            payloads = [Payload(payload) for payload in islice(_payloads(stream, sample), most)]
     except (OSError, EOFError) as error:
         reason = getattr(error, "strerror", None) or error
         raise StatehouseError(
             f"{path}: found no file that can be read ({reason}), expected JSON lines", advice="name another --file"
         ) from None
+    encoding = detect(payloads, Encoding())
+    if encoding.settings == {"format": DEBEZIUM}:
+        sample.encoding = encoding
+    sample.add(payloads)
     return _usable(sample)
 
 
@@ -102,9 +112,10 @@ def _objects(text: bytes) -> list[bytes]:
     return [text.strip()]
 
 
-def read_topic(properties: dict[str, Any], topic: str, most: int) -> Sample:
-    """The newest records of a topic, about as many of each partition. Raises KafkaUnavailable, and StatehouseError where there is no
-    such topic, or no JSON object in it."""
+def read_topic(properties: dict[str, Any], given: Encoding, most: int) -> Sample:
+    """The newest records of a topic, about as many of each partition; the user has ``given`` what is said of their encoding. Raises
+    KafkaUnavailable, RegistryUnavailable, and StatehouseError where there is no such topic, or nothing in it that can be read."""
+    topic = given.topic
     if kafka.find_topic(properties, topic) is None:
         names = ", ".join(topic_names(properties)) or "none: there are no topics yet"
         raise ConfigError(f"--topic: found {topic!r}, expected one of {names}", advice="name one of these with --topic")
@@ -112,10 +123,16 @@ def read_topic(properties: dict[str, Any], topic: str, most: int) -> Sample:
     each = max(1, most // max(1, len(ends)))
     starts = {partition: max(low, high - each) for partition, (low, high) in ends.items()}
     sample = Sample(f"topic {topic}")
+    payloads, times = [], []
     for message in islice(kafka.records_from(properties, topic, starts), most):
-        _, time = message.timestamp()
-        headers: Any = message.headers() or []
-        sample.add(message.value(), _text(message.key()), kafka.usable_time(time), OP_HEADER in dict(headers))
+        headers: Any = dict(message.headers() or [])
+        if message.value() is None or OP_HEADER in headers:
+            sample.controls += 1
+            continue
+        payloads.append(Payload(bytes(message.value() or b""), headers.get(ID_HEADER), _text(message.key())))
+        times.append(kafka.usable_time(message.timestamp()[1]))
+    sample.encoding = detect(payloads, given)
+    sample.add(payloads, times)
     return _usable(sample)
 
 
@@ -135,6 +152,7 @@ def topic_names(properties: dict[str, Any], timeout: float = 10.0) -> list[str]:
 def _usable(sample: Sample) -> Sample:
     if not sample.records:
         what = f"{sample.refused} payloads, of which the first is {sample.reason}" if sample.refused else "no records"
-        advice = "send some records first, or name a --file of JSON lines; payloads of other formats cannot be read yet"
-        raise StatehouseError(f"{sample.source}: found {what}, expected JSON objects", advice=advice)
+        expected = "JSON objects" if sample.encoding.format == JSON else f"payloads in {sample.encoding.format}"
+        advice = "send some records first, name a --file of JSON lines, or say what they are with --format"
+        raise StatehouseError(f"{sample.source}: found {what}, expected {expected}", advice=advice)
     return sample

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
+from statehouse.formats.format import BYTES, CSV, DEBEZIUM, JSON, KINDS, STRING
 from statehouse.init.shapes import Column
 from statehouse.kafka_clients import is_secret, variable
 
@@ -39,11 +40,14 @@ class Proposal:
     other_times: Sequence[str] = ()
     why_key: str = ""
     time_required: bool = False
+    settings: Mapping[str, str] = field(default_factory=dict)  # that say what payloads are written in, besides JSON
+    registry: Mapping[str, str] = field(default_factory=dict)
 
 
 def text_of(proposal: Proposal) -> str:
     """The file."""
     payload = "_payload" in (proposal.value or "") or proposal.left_out
+    captured = proposal.settings.get("format") == DEBEZIUM
     lines = [
         f"# What statehouse keeps of {_shown(proposal.topic)}: written by `statehouse init` from {_shown(proposal.source)}.",
         "# Change what you like, then run `statehouse check`.",
@@ -51,14 +55,14 @@ def text_of(proposal: Proposal) -> str:
         "kafka:",
         *(f"  {_scalar(n)}: {_scalar(v)}" for n, v in proposal.kafka.items() if not is_secret(n)),
         *(f"  # {_scalar(n)}: comes from the environment, ${variable(n)}" for n in proposal.kafka if is_secret(n)),
+        *(["registry:"] if proposal.registry else []),
+        *(f"  {_scalar(n)}: {_scalar(v)}" for n, v in proposal.registry.items()),
         "",
         "streams:",
         f"  {proposal.stream}:",
         f"    topic: {_scalar(proposal.topic)}",
-        "    # The columns of the JSON payload. A record that lacks a NOT NULL column, or has another type, is refused: it goes",
-        "    # to the quarantine. Fields that are not listed are ignored.",
-        "    schema: >-",
-        *(f"      {c.definition}{',' * (c is not proposal.columns[-1])}" for c in proposal.columns),
+        *(f"    {name}: {_scalar(value)}" for name, value in proposal.settings.items()),
+        *_schema(proposal),
     ]
     if proposal.left_out:
         names = ", ".join(map(_shown, proposal.left_out[:10]))
@@ -73,10 +77,12 @@ def text_of(proposal: Proposal) -> str:
         if proposal.other_times:
             lines.append(f"    # Also possible: {', '.join(map(_shown, proposal.other_times))}")
     else:
-        lines.append(_with("    # time: a_column", "when it happened; now it is Kafka's time"))
-    lines.append(
-        _with("    keep_payload: true" if payload else "    # keep_payload: true", "also keeps the text itself")
-    )
+        now = "the one of its source" if captured else "Kafka's time"
+        lines.append(_with("    # time: a_column", f"when it happened; now it is {now}"))
+    if proposal.settings.get("format", JSON) == JSON:
+        lines.append(
+            _with("    keep_payload: true" if payload else "    # keep_payload: true", "also keeps the text itself")
+        )
     lines += ["", "stores:", f"  {proposal.store}:", f"    stream: {proposal.stream}"]
     keys = [_scalar(k) for k in proposal.key]
     key = keys[0] if len(keys) == 1 else f"[{', '.join(_scalar(k, flow=True) for k in proposal.key)}]"
@@ -97,6 +103,20 @@ def text_of(proposal: Proposal) -> str:
     lines.append(_with("    # window: 1 hour", "a value for each hour of event time"))
     lines.append(_with("    # publish: a-topic", "each change, to a compacted topic"))
     return "\n".join(lines) + "\n"
+
+
+def _schema(proposal: Proposal) -> Iterator[str]:
+    """The stream's columns: as they are to be, or, where something else says them, as they are now."""
+    format, definitions = proposal.settings.get("format", JSON), [column.definition for column in proposal.columns]
+    if format in (*KINDS, STRING, BYTES):
+        yield "    # Its columns are those of its schema:" if format in KINDS else "    # Its column is:"
+        yield from (f"    #   {definition}" for definition in definitions)
+        return
+    of = {JSON: "the JSON payload", CSV: "a line: give them their names", DEBEZIUM: "the table"}[format]
+    yield f"    # The columns of {of}. A record that lacks a NOT NULL column, or has another type, is refused: it goes"
+    yield "    # to the quarantine." + " Fields that are not listed are ignored." * (format != CSV)
+    yield "    schema: >-"
+    yield from (f"      {d}{',' * (d is not definitions[-1])}" for d in definitions)
 
 
 def _with(text: str, comment: str) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import gzip
+import io
 import json
 import random
 from decimal import Decimal
 
+import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -167,3 +170,46 @@ def test_what_cannot_be_loaded_is_said(spark, lake, tmp_path, capsys):
         load(spark, config, config.streams["timeless"], tmp_path / "old.xlsx")
     assert main(["load", "-c", str(tmp_path / "statehouse.yaml"), "nosuch", "old.csv"]) == 2
     assert "found the stream 'nosuch', expected one of s, timeless" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("codec", ["null", "deflate"])
+def test_avro_whatever_the_stream_is_written_in(spark, lake, tmp_path, codec):
+    config = lake(CONFIG)
+    decimal = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
+    schema = {"type": "record", "name": "R", "fields": [
+        {"name": "key", "type": ["null", "string"]}, {"name": "n", "type": ["string", "int", "long"]}, {"name": "d", "type": decimal},
+        {"name": "tags", "type": {"type": "array", "items": "string"}},
+        {"name": "ts", "type": {"type": "long", "logicalType": "timestamp-millis"}}, {"name": "more", "type": "boolean"}]}  # fmt: skip
+    moment = dt.datetime(2024, 1, 1, tzinfo=dt.timezone.utc)
+    good = [
+        {"key": f"k{i % 3}", "n": i, "d": Decimal(i) / 4, "tags": ["x"] * (i % 3), "ts": moment, "more": True}
+        for i in range(2500)
+    ]
+    bad = {**good[0], "n": "many"}
+    file = tmp_path / "old.avro"
+    with file.open("wb") as out:
+        fastavro.writer(out, schema, [*good, bad], codec=codec, sync_interval=1000)
+    done = loaded(spark, config, file)
+    assert (done.events, done.refused) == (2500, 1)
+    assert loaded(spark, config, file).events is None
+    found = sorted(rows(spark, f"{config.root}/changelog/s"), key=lambda r: r["_offset"])
+    assert [(r["key"], r["n"], r["d"], r["tags"]) for r in found] == [
+        (r["key"], r["n"], r["d"], r["tags"]) for r in good
+    ]
+    assert {r["_event_time"] for r in found} == {moment.replace(tzinfo=None)} and found[0]["flag"] is None
+    (refused,) = rows(spark, f"{config.root}/quarantine/s")
+    assert refused["reason"].startswith("n: found")
+    assert state(spark, config, "total") == {f"k{k}": sum(range(k, 2500, 3)) for k in range(3)}
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"Obj\x01", "cut"])
+def test_a_broken_avro_file_is_said_and_nothing_is_loaded(spark, lake, tmp_path, content):
+    config, file = lake(CONFIG), tmp_path / "old.avro"
+    if content == "cut":
+        out = io.BytesIO()
+        fastavro.writer(out, "long", range(1000))
+        content = out.getvalue()[:-30]
+    file.write_bytes(content)
+    with pytest.raises(StatehouseError, match=r"old\.avro: cannot be read: (cannot read header|\w*Error)"):
+        loaded(spark, config, file)
+    assert rows(spark, f"{config.root}/changelog/s") == []

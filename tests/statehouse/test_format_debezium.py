@@ -124,6 +124,11 @@ def at(micros):
     return EPOCH.replace(tzinfo=dt.timezone.utc) + dt.timedelta(microseconds=micros)
 
 
+def iso(moment):
+    """As `time.precision.mode=isostring` has it."""
+    return moment.isoformat().replace("+00:00", "Z")
+
+
 def digits(number, scale):
     return Decimal(number).scaleb(-scale)
 
@@ -136,6 +141,12 @@ CASES = st.one_of(
     MICROS.map(lambda m: ("TIMESTAMP", "io.debezium.time.ZonedTimestamp", "string", at(m).isoformat(), None, at(m))),
     MICROS.map(lambda m: ("BIGINT", "io.debezium.time.MicroTimestamp", "int64", m, None, m)),
     DAYS.map(lambda d: ("DATE", "io.debezium.time.Date", "int32", d, None, dt.date(1970, 1, 1) + dt.timedelta(days=d))),
+    MICROS.map(lambda m: ("TIMESTAMP", "io.debezium.time.IsoTimestamp", "string", iso(at(m)), None, at(m))),
+    MICROS.map(
+        lambda m: ("TIMESTAMP_NTZ", "io.debezium.time.IsoTimestamp", "string", iso(at(m)), None, at(m).replace(tzinfo=None))
+    ),
+    MICROS.map(lambda m: ("DATE", "io.debezium.time.IsoDate", "string", f"{at(m).date()}Z", None, at(m).date())),
+    MICROS.map(lambda m: ("STRING", "io.debezium.time.IsoDate", "string", f"{at(m).date()}Z", None, f"{at(m).date()}Z")),
     st.times().map(
         lambda t: ("STRING", "io.debezium.time.MicroTime", "int64",
                    ((t.hour * 60 + t.minute) * 60 + t.second) * 1_000_000 + t.microsecond, None, t.isoformat())
@@ -155,6 +166,20 @@ CASES = st.one_of(
     st.floats(allow_nan=False, allow_infinity=False).map(lambda f: ("DOUBLE", None, "double", f, None, f)),
     st.lists(st.none() | st.integers(-5, 5)).map(lambda v: ("ARRAY<INT>", None, "array", v, None, v)),
 )  # fmt: skip
+
+
+@given(MICROS)
+def test_text_with_a_zone_in_a_column_without_one_needs_no_schema(micros):
+    from statehouse.config.models import Stream
+
+    schema = "id INT, seen TIMESTAMP_NTZ, day DATE, at TIMESTAMP, name STRING"
+    stream = Stream.model_validate({"name": "s", "topic": "t", "format": "debezium", "schema": schema})
+    row = {"id": 1, "seen": iso(at(micros)), "day": f"{at(micros).date()}Z", "at": iso(at(micros)), "name": "Z"}
+    payloads = [json.dumps(change("c", None, one)).encode() for one in (row, {**row, "seen": None, "day": 7})]
+    found = decoder_for(stream, [], []).decode([None] * 2, [None] * 2, [None] * 2, payloads).to_pylist()
+    naive = at(micros).replace(tzinfo=None)
+    assert [found[0][name] for name in row] == [1, naive, naive.date(), at(micros), "Z"]
+    assert found[1]["_reason"].startswith("day: found 7")
 
 
 @given(st.lists(CASES, min_size=1, max_size=5), st.sampled_from("cud"))

@@ -13,6 +13,7 @@ import yaml
 
 from statehouse.cli import main
 from statehouse.config.file import load
+from statehouse.init.payloads import Payload
 from statehouse.init.propose import Choice, file_text, look_at
 from statehouse.init.sample import Sample, read_file
 from statehouse.init.shapes import columns_of
@@ -43,8 +44,7 @@ def lines(path, rows):
 def sample_of(rows):
     """A sample of rows, as of a topic without keys."""
     sample = Sample("topic t")
-    for row in rows:
-        sample.add(json.dumps(row).encode())
+    sample.add([Payload(json.dumps(row).encode()) for row in rows])
     return sample
 
 
@@ -227,7 +227,7 @@ def test_the_schema_takes_every_record_that_it_was_made_of():
             payload = draw_payload(dice, schema, odd)
             if dice.random() < 0.05:
                 payload[draw_text(dice)] = draw_anything(dice)
-            sample.add(write(payload).encode(), str(dice.randrange(5)))
+            sample.add([Payload(write(payload).encode(), None, str(dice.randrange(5)))])
         findings = look_at(sample)
         if not findings.columns:
             continue

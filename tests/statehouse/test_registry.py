@@ -10,6 +10,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient, record_subject
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
+from statehouse.config.file import load
 from statehouse.errors import ConfigError, RegistryRefused, RegistryUnavailable
 from statehouse.formats import registry as registries
 from statehouse.formats.columns import grown
@@ -209,3 +210,12 @@ def test_what_waits_for_a_schema_is_told_from_what_is_refused(configured, regist
     assert wanted_by(found["_reason"].to_pylist()) == ["9"]
     found = decoder.knowing({"9": None}).decode([None], [None], [None], [b"\0\0\0\0\x09"])
     assert wanted_by(found["_reason"].to_pylist()) == []
+
+
+def test_a_password_in_the_environment_is_text(tmp_path):
+    (tmp_path / "statehouse.yaml").write_text(
+        "kafka: {bootstrap.servers: h}\nregistry: {url: http://h, timeout: 3}\nstreams: {s: {topic: t, schema: a INT}}\n"
+    )
+    said = {"STATEHOUSE_REGISTRY__BEARER_AUTH_TOKEN": "0123", "STATEHOUSE_REGISTRY__TIMEOUT": "5"}
+    registry = load(tmp_path / "statehouse.yaml", said).registry
+    assert registry == {"url": "http://h", "timeout": 5, "bearer.auth.token": "0123"}

@@ -20,6 +20,7 @@ GROUPS = {
         "system/test_cluster",
         "system/test_crash",
         "system/test_million",
+        "system/test_postgres",
     ),
     "tried": (
         "api/test_fuzz",

@@ -43,7 +43,10 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "soak": {
         "what is pending": ("tests/api/test_live.py",),
-        "an API among things that fail": ("tests/system/test_api_robust.py",),
+        "an API among things that fail, a database by Debezium": (
+            "tests/system/test_api_robust.py",
+            "tests/system/test_postgres.py",
+        ),
     },
 }
 DEEPER = re.compile(r"^from (hypothesis|tests\.support\.depth) import", re.MULTILINE)
