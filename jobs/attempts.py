@@ -27,7 +27,7 @@ LONGEST = 30.0  # seconds between two tries, at the most
 
 
 def reason(error: BaseException) -> str:
-    """An error in one line; of our own all of it."""
+    """An error in one line; one of our own in full."""
     return str(error) if isinstance(error, StatehouseError) else first_line(error)
 
 
@@ -48,8 +48,8 @@ class Attempts:
         return max(0.0, self._due.get(name, 0.0) - time.monotonic())
 
     def run(self, name: str, work: Callable[[], T]) -> T | None:
-        """What ``work`` gives; None where it fails, which is said, or where it is too early to try it again. Raises that Spark's JVM is
-        gone: nothing can succeed any more."""
+        """The result of ``work``; None where it fails, which is logged, or where it is too early to try it again. Raises the error where
+        Spark's JVM is gone, as nothing can succeed any more."""
         if self.wait(name):
             return None
         try:
@@ -75,7 +75,7 @@ class Attempts:
                 self._keep({**self._failing, name: {"error": reason(error), "since": since}})
 
     def succeed(self, name: str) -> None:
-        """What a name does, works; for work that takes for good."""
+        """Note that the work of a name succeeds; called by work that does not return, such as a stream."""
         self.errors.pop(name, None)
         self._counts.pop(name, None)
         self._due.pop(name, None)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
-from jobs.maintain import keeping
-from jobs.recover import anew, will_swap
+from jobs.maintain import maintenance_session
+from jobs.recover import fold_anew, will_swap
 from jobs.spark.expressions import rule_of
 from statehouse.config.models import Config, Store
 from statehouse.errors import DefinitionChanged, StatehouseError
@@ -47,34 +47,34 @@ def erase(
     Raises StatehouseError for a text that is no key of the store, DefinitionChanged where a store of the stream has another rule
     than its state. The caller holds every lock of the lake: nothing else writes to it.
     """
-    spark = keeping(spark)
+    spark = maintenance_session(spark)
     spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")  # nobody else writes to it
     rule, stream = rule_of(spark, config, store), store.stream
     stores = config.stores_of(stream)
     for other in stores:
         if not will_swap(spark, config, other):
             raise DefinitionChanged(f"store {other.name}: its state was folded by another rule; recover it first")
-    condition = " OR ".join(_is(spark, rule, text) for text in keys)
+    condition = " OR ".join(_key_condition(spark, rule, text) for text in keys)
     changelog, quarantine = table(config, "changelog", stream), table(config, "quarantine", stream)
     texts = ", ".join(map(literal, keys))
     progress.begin(f"removing events of {stream}", lambda: rows_and_bytes(changelog)[0])
-    events, refused = _deleted(spark, changelog, condition), _deleted(spark, quarantine, f"key IN ({texts})")
+    events, refused = _delete(spark, changelog, condition), _delete(spark, quarantine, f"key IN ({texts})")
     for other in stores:
-        anew(spark, config, other, progress)
-    _deleted(spark, tasks_table(config), f"store = {literal(store.name)} AND key IN ({texts})")
+        fold_anew(spark, config, other, progress)
+    _delete(spark, tasks_table(config), f"store = {literal(store.name)} AND key IN ({texts})")
     paths = [changelog, quarantine, tasks_table(config)]
     paths += [table(config, kind, other.name) for other in stores for kind in ("state", "tombstones")]
     versions = {}
     progress.begin("deleting old files", lambda: len(paths), "tables")
     for path in paths:
-        if found := opened(path):
+        if delta := opened(path):
             spark.sql(f"VACUUM delta.`{path}` RETAIN 0 HOURS")
-            versions[path.removeprefix(f"{config.root}/")] = found.version()
+            versions[path.removeprefix(f"{config.root}/")] = delta.version()
         progress.advance()
     return Erased(events, refused, versions)
 
 
-def _is(spark: SparkSession, rule: Rule, text: str) -> str:
+def _key_condition(spark: SparkSession, rule: Rule, text: str) -> str:
     """SQL over rows of the changelog: whether one is of the key."""
     wanted = [control.replace("_key", literal(text)) for control in rule.control_keys()]
     missing = " OR ".join(f"({value}) IS NULL" for value in wanted)
@@ -85,11 +85,11 @@ def _is(spark: SparkSession, rule: Rule, text: str) -> str:
     return f"({' AND '.join(tests)})"
 
 
-def _deleted(spark: SparkSession, path: str, condition: str) -> int:
+def _delete(spark: SparkSession, path: str, condition: str) -> int:
     """Delete rows of a table that is only appended to, otherwise; how many."""
-    if (found := opened(path)) is None:
+    if (delta := opened(path)) is None:
         return 0
-    only = found.metadata().configuration.get(APPEND_ONLY)
+    only = delta.metadata().configuration.get(APPEND_ONLY)
     if only:
         spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('{APPEND_ONLY}' = 'false')")
     done = spark.sql(f"DELETE FROM delta.`{path}` WHERE {condition}").collect()[0]["num_affected_rows"]

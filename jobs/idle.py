@@ -15,13 +15,13 @@ from typing import Any
 from jobs.spark.position import Position
 from statehouse.config.models import Config
 from statehouse.status import stream_status
-from statehouse.tables import FOLDS, opened, published, routed, table, tasks_table
+from statehouse.tables import FOLDS, opened, publish_position, route_position, table, tasks_table
 
 LONGEST = 3600.0  # seconds
 
 
 class Idle:
-    """Of one lake and the ``parts`` of the jobs that run once."""
+    """Whether the ``parts`` of the jobs that run once would find anything new in a lake."""
 
     def __init__(self, config: Config, parts: tuple[str, ...]) -> None:
         self.config, self.parts = config, parts
@@ -29,25 +29,25 @@ class Idle:
 
     def lasts(self) -> bool:
         """Whether nothing is new since the note."""
-        noted = self._noted.said()
-        if not noted or noted["until"] < time.time() or noted["seen"] != self._seen():
+        noted = self._noted.read_note()
+        if not noted or noted["until"] < time.time() or noted["seen"] != self._look():
             return False
         streams = self.config.streams if "ingest" in self.parts else ()
-        return all((found := stream_status(self.config, s))["behind"] == 0 and not found["error"] for s in streams)
+        return all((status := stream_status(self.config, s))["behind"] == 0 and not status["error"] for s in streams)
 
     def changelogs(self) -> dict[str, int | None]:
         """The version of each changelog, by its path."""
         return _versions(table(self.config, "changelog", stream) for stream in self.config.streams)
 
     def note(self, done: dict[str, int | None], due: float | None = None) -> None:
-        """Note that nothing is left to do: all is done that the :meth:`changelogs` had, and a task falls due in seconds since 1970. Call
-        it while the other tables are locked."""
+        """Note that nothing is left to do. ``done`` are the :meth:`changelogs` before the run merged them, ``due`` is when the next
+        task falls due, in seconds since 1970. Call it while the other tables are locked."""
         if done != self.changelogs():  # a file was loaded meanwhile
             return
         until = min(time.time() + LONGEST, due if due is not None else float("inf"))
-        self._noted.move((self._noted.get() or 0) + 1, {"seen": self._seen(), "until": until})
+        self._noted.move((self._noted.get() or 0) + 1, {"seen": self._look(), "until": until})
 
-    def _seen(self) -> dict[str, Any]:
+    def _look(self) -> dict[str, Any]:
         settings = f"{FOLDS} {self.config.model_dump_json()}"
         return {"settings": hashlib.sha256(settings.encode()).hexdigest(), "tables": _versions(self._tables())}
 
@@ -58,9 +58,9 @@ class Idle:
         for store in config.stores.values():
             yield from (table(config, kind, store.name) for kind in ("state", "tombstones"))
             if store.publish and (state := opened(table(config, "state", store.name))):
-                yield published(config, store, state)[0]
+                yield publish_position(config, store, state)[0]
         for route in config.routes.values():
-            yield routed(config, route)[0]
+            yield route_position(config, route)[0]
         if config.tasks is not None:
             yield tasks_table(config)
 

@@ -39,13 +39,13 @@ from pyspark.sql import functions as F
 
 from jobs import metrics
 from jobs.spark import databricks
-from jobs.spark.change_feed import new
+from jobs.spark.change_feed import from_offsets
 from jobs.spark.expressions import rule_of
 from jobs.spark.guard import Guard
 from jobs.spark.lookup import Lookups
-from jobs.spark.parse import accepted, parse, refused, requeued, thrown
+from jobs.spark.parse import accepted_rows, parse, refused_rows, requeued_rows, time_reason
 from jobs.spark.tables import create_requeued, create_stream, next_offsets
-from jobs.spark.unreadable import read_records, unreadable
+from jobs.spark.unreadable import is_unreadable, read_records
 from statehouse import kafka
 from statehouse.config.models import ISOLATION, Config, Stream
 from statehouse.errors import (
@@ -105,16 +105,16 @@ class Ingest:
 
     def _restore(self) -> None:
         """Read the position from the changelog, and how far the quarantine is ahead of it."""
-        self.kept = kept = metadata(self.changelog, "offsets")
-        if kept is None:  # the log is cleaned of old commits after a month: then the rows themselves tell
-            kept = {"offsets": next_offsets(self.spark, self.changelog, f"> {LOADED}")}
-        if kept.get("topic", self.stream.topic) != self.stream.topic:
+        self.committed = position = metadata(self.changelog, "offsets")
+        if position is None:  # the log is cleaned of old commits after a month: then the rows themselves tell
+            position = {"offsets": next_offsets(self.spark, self.changelog, f"> {LOADED}")}
+        if position.get("topic", self.stream.topic) != self.stream.topic:
             raise DefinitionChanged(
-                f"stream {self.stream.name}: its changelog is of the topic {kept['topic']}, found {self.stream.topic}: "
+                f"stream {self.stream.name}: its changelog is of the topic {position['topic']}, found {self.stream.topic}: "
                 "the position is that topic's. Give the stream a new name"
             )
-        self.offsets = {int(p): o for p, o in kept["offsets"].items()}
-        self.topic_id: str | None = kept.get("id")
+        self.offsets = {int(p): o for p, o in position["offsets"].items()}
+        self.topic_id: str | None = position.get("id")
         self.quarantined_to = next_offsets(self.spark, self.quarantine, f"> {LOADED}")
         log = opened(self.changelog)
         self.commit = (log.transaction_version(COMMITS) or 0) if log else 0
@@ -159,8 +159,8 @@ class Ingest:
                 return
             records.sparkSession.conf.set("spark.sql.shuffle.partitions", "2")
             records.sparkSession.conf.set("spark.sql.adaptive.enabled", "false")  # nothing to adapt to, a job more
-            found = records.where(new(self.offsets)).withColumn("timestamp", F.expr(USABLE_TIME))
-            parsed, counts = self.guard.run(records.sparkSession, lambda: self._parse(found))
+            new_records = records.where(from_offsets(self.offsets)).withColumn("timestamp", F.expr(USABLE_TIME))
+            parsed, counts = self.guard.run(records.sparkSession, lambda: self._parse(new_records))
             try:
                 reached = {row[0]: row[3] + 1 for row in counts} if ends is None else ends
                 # Never back: an open transaction may begin before a position from when such were read, too.
@@ -174,7 +174,7 @@ class Ingest:
                     self._append_refused(parsed)
                 if again:
                     path = create_requeued(self.spark, self.config, self.stream)
-                    requeued(parsed).coalesce(1).write.format("delta").mode("append").save(path)
+                    requeued_rows(parsed).coalesce(1).write.format("delta").mode("append").save(path)
                 self._append_accepted(parsed, {**self.offsets, **further}, count - bad, bad)
                 self.progress.advance(count)
             finally:
@@ -192,10 +192,10 @@ class Ingest:
                 counts = parsed.groupBy("_partition").agg(
                     F.count("*"), F.count("_reason"), F.max("_offset"), F.count("_requeued"), *waiting
                 )
-                found = counts.collect()
-                ids = wanted_by(reason for row in found for reason in row[5]) if waiting else []
+                rows = counts.collect()
+                ids = wanted_by(reason for row in rows for reason in row[5]) if waiting else []
                 if not ids:
-                    return parsed, found
+                    return parsed, rows
                 decoder = self._learn(registry(self.stream).find(ids), decoder)
             except Exception:
                 parsed.unpersist()
@@ -215,32 +215,32 @@ class Ingest:
         return decoder.knowing(schemas)
 
     def _append_refused(self, parsed: DataFrame) -> None:
-        reason = [thrown(parsed, self.stream)] if self.guard.up else []
-        rows = refused(parsed, *reason).where(new(self.quarantined_to))
+        reason = [time_reason(parsed, self.stream)] if self.guard.up else []
+        rows = refused_rows(parsed, *reason).where(from_offsets(self.quarantined_to))
         rows.coalesce(1).write.format("delta").mode("append").save(self.quarantine)
 
     def _append_accepted(self, parsed: DataFrame, offsets: dict[int, int], good: int, bad: int) -> None:
-        rows = accepted(parsed, self.stream)
+        rows = accepted_rows(parsed, self.stream)
         named = {"topic": self.stream.topic, **({"id": self.topic_id} if self.topic_id else {})}
-        kept = {**named, "offsets": {str(p): o for p, o in sorted(offsets.items())}}
-        done = {"userMetadata": json.dumps(kept)}
+        position = {**named, "offsets": {str(p): o for p, o in sorted(offsets.items())}}
+        done = {"userMetadata": json.dumps(position)}
         # A txn makes a commit of a batch without accepted events, and a conflict of a second writer where no lock
         # keeps that one out. It costs as much as all the rest of a small batch: Delta lists the whole table for it.
-        if not good or databricks.unlocked(self.changelog):
+        if not good or databricks.has_no_locks(self.changelog):
             self.commit += 1
             done |= {"txnAppId": COMMITS, "txnVersion": str(self.commit)}
-        self._check_alone(self.kept)
+        self._check_alone(self.committed)
         rows.write.format("delta").mode("append").options(**done).save(self.changelog)
-        self._check_alone(kept)  # a commit number that is there already is passed over in silence
-        self.kept, self.offsets = kept, offsets
+        self._check_alone(position)  # a commit number that is there already is passed over in silence
+        self.committed, self.offsets = position, offsets
         self.events += good
         self.refused += bad
         metrics.EVENTS.labels(self.stream.name).inc(good)
         metrics.QUARANTINED.labels(self.stream.name).inc(bad)
 
-    def _check_alone(self, kept: dict[str, Any] | None) -> None:
+    def _check_alone(self, position: dict[str, Any] | None) -> None:
         """The changelog's position is the one that we know of."""
-        if metadata(self.changelog, "offsets") != kept:
+        if metadata(self.changelog, "offsets") != position:
             raise LakeBusy(f"{self.changelog} was written by another process meanwhile; one writer a table")
 
     def start(self, once: bool = False) -> Any:
@@ -251,7 +251,9 @@ class Ingest:
         self.topic_id = self.topic_id or topic.id  # of a lake from before there were any, too
         self.progress.begin(f"ingesting {self.stream.name}", lambda: self.behind)
         folder = Path(self.config.root, "_checkpoints", self.stream.name)
-        if databricks.unlocked(self.config.root):  # nothing is read back from there: it would be requests, and litter
+        if databricks.has_no_locks(
+            self.config.root
+        ):  # nothing is read back from there: it would be requests, and litter
             folder = Path(tempfile.mkdtemp(prefix="statehouse-"))
         shutil.rmtree(folder, ignore_errors=True)
         checkpoint = folder / str(uuid.uuid4())
@@ -345,7 +347,7 @@ class Ingest:
             log.warning(f"{self.stream.name}: {first_line(failure)}; going on from the changelog's offsets")
             self.stopping.wait(min(2**failures, 30))
             self._restore()  # the batch that failed may have been committed
-            if unreadable(failure) and self._read_past():
+            if is_unreadable(failure) and self._read_past():
                 failures = 0
         return None
 
@@ -354,8 +356,8 @@ class Ingest:
         before = self.offsets
         try:
             self.topic_id = self.topic_id or self.check_topic().id
-            found = read_records(self.spark, self.config.kafka, self.stream.topic, self.offsets, UNREADABLE)
-            self.batch(*found)
+            next_records = read_records(self.spark, self.config.kafka, self.stream.topic, self.offsets, UNREADABLE)
+            self.batch(*next_records)
         except KafkaUnavailable as error:
             log.warning(f"{self.stream.name}: {error}; trying again")
         return self.offsets != before

@@ -32,21 +32,21 @@ def counterexample(spark: SparkSession, rule: Rule) -> str | None:
     plain = Store(name=rule.store.name, stream="s", key="key", value="value", reduce=rule.store.reduce)
     rule = Rule(plain, ("STRING",), rule.value_input, rule.own_types)
     trial = _Trial(spark, rule)
-    found = trial.values()
-    right = found.pop(AT_ONCE)
+    values_by_variant = trial.values()
+    right = values_by_variant.pop(AT_ONCE)
     broken = [
-        (len(events), key, way)
+        (len(events), key, variant)
         for key, events in trial.events.items()
-        for way, values in found.items()
+        for variant, values in values_by_variant.items()
         if not _alike(right[key], values[key])
     ]
     if not broken:
         return None
-    _, key, way = min(broken)  # the fewest events
+    _, key, variant = min(broken)  # the fewest events
     batches = [", ".join(str(e["_value"]) for e in trial.events[key] if e["batch"] == b) for b in range(BATCHES)]
     return (
         f"found a value that depends on order or batches: the batches {' | '.join(batches)} give {right[key]} {AT_ONCE} "
-        f"and {found[way][key]} {way}, expected the same"
+        f"and {values_by_variant[variant][key]} {variant}, expected the same"
     )
 
 
@@ -86,7 +86,7 @@ class _Trial:
         """Each way's value of each key; the first way is all events at once."""
         events = [e for group in self.events.values() for e in group]
         one, two, three = (self._fold([e for e in events if e["batch"] == b]) for b in range(BATCHES))
-        ways = {
+        variants = {
             AT_ONCE: self._state(self._fold(events)),
             "in the reverse order": self._state(self._fold(events[::-1])),
             "in three batches": self._combine(three, self._combine(two, self._state(one))),
@@ -95,7 +95,7 @@ class _Trial:
                 self._combine(three, self._state(two)), self._state(one)
             ),
         }
-        return {way: {r["key"]: r["value"] for r in rows.collect()} for way, rows in ways.items()}
+        return {variant: {r["key"]: r["value"] for r in rows.collect()} for variant, rows in variants.items()}
 
     def _fold(self, events: list[dict[str, Any]]) -> DataFrame:
         self.spark.createDataFrame(events, self.schema).coalesce(1).createOrReplaceTempView("law_events")

@@ -24,7 +24,7 @@ from jobs.spark.expressions import rule_of
 from jobs.spark.guard import Guard
 from jobs.spark.kafka_sink import json
 from jobs.spark.lookup import Lookups
-from jobs.spark.parse import accepted, parse, refused, thrown
+from jobs.spark.parse import accepted_rows, parse, refused_rows, time_reason
 from jobs.spark.tables import create_stream, next_offsets
 from statehouse.config.models import Config, Stream
 from statehouse.errors import StatehouseError, first_line
@@ -34,9 +34,9 @@ from statehouse.progress import SILENT, Progress
 from statehouse.records import decoder_for
 from statehouse.spark_sql import literal, quoted
 from statehouse.tables import LOADED, opened, table
+from statehouse.types import NUMBERS
 from statehouse.values import Column
 
-NUMBERS = ("TINYINT", "SMALLINT", "INT", "BIGINT", "FLOAT", "DOUBLE", "DECIMAL")
 NESTED = ("ARRAY", "MAP", "STRUCT")
 JSON_LINES = (".json", ".jsonl", ".ndjson")
 ENDINGS = (*JSON_LINES, ".csv", ".parquet", ".avro")
@@ -79,36 +79,36 @@ def load(spark: SparkSession, config: Config, stream: Stream, file: str | Path, 
     decoder = decoder_for(stream, stores, rules, format=_format(stream, path))
     first = _next(spark, changelog, quarantine)
     try:
-        records, count = _numbered(read(spark, stream, path), stream, first)
+        records, count = _number_rows(read(spark, stream, path), stream, first)
     except Exception as error:  # not what its name says, or broken: Spark has many words for it
         raise StatehouseError(f"{path}: cannot be read: {first_line(error)}") from error
     lookups = Lookups(spark, config, stream) if stream.lookups else None
     guard = Guard(str(path))
     progress.begin(f"loading {path.name}", lambda: count)
 
-    def counted() -> tuple[DataFrame, Row]:
+    def parse_and_count() -> tuple[DataFrame, Row]:
         parsed = parse(records, stream, decoder, lookups, guard.text).persist()
         return parsed, parsed.selectExpr("count_if(_reason IS NULL)", "count(_reason)").collect()[0]
 
-    parsed, (events, bad) = guard.run(spark, counted)
+    parsed, (events, bad) = guard.run(spark, parse_and_count)
     try:
         once = {"txnAppId": done, "txnVersion": "1"}
         if bad:
-            refused(parsed, thrown(parsed, stream)).write.format("delta").mode("append").options(**once).save(
+            refused_rows(parsed, time_reason(parsed, stream)).write.format("delta").mode("append").options(**once).save(
                 quarantine
             )
-        accepted(parsed, stream).write.format("delta").mode("append").options(**once).save(changelog)
+        accepted_rows(parsed, stream).write.format("delta").mode("append").options(**once).save(changelog)
     finally:
         parsed.unpersist()
     return Loaded(str(path), events, bad)
 
 
 def _digest(path: Path) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with path.open("rb") as content:
         while block := content.read(1 << 20):
-            found.update(block)
-    return found.hexdigest()
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _next(spark: SparkSession, changelog: str, quarantine: str) -> int:
@@ -116,7 +116,7 @@ def _next(spark: SparkSession, changelog: str, quarantine: str) -> int:
     return max(next_offsets(spark, path, f"= {LOADED}").get(LOADED, 0) for path in (changelog, quarantine))
 
 
-def _numbered(payloads: DataFrame, stream: Stream, first: int) -> tuple[DataFrame, int]:
+def _number_rows(payloads: DataFrame, stream: Stream, first: int) -> tuple[DataFrame, int]:
     """Payloads, of which one that is null is none, as Kafka's records, with offsets from ``first`` on in the file's order; and how many there are.
 
     A row's place is its Spark partition and its place in that; how many rows came in the partitions before is counted.

@@ -22,7 +22,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from jobs.merge import Merge
-from jobs.spark.session import fresh
+from jobs.spark.session import new_session
 from jobs.spark.tables import retention
 from statehouse.config.models import Config
 from statehouse.errors import first_line
@@ -43,24 +43,24 @@ SETTINGS = {
 }
 
 
-def keeping(spark: SparkSession, file_bytes: int = FILE_BYTES) -> SparkSession:
+def maintenance_session(spark: SparkSession, file_bytes: int = FILE_BYTES) -> SparkSession:
     """A session of its own, with the settings of OPTIMIZE, to files of at most so many bytes, and of VACUUM."""
-    made = fresh(spark)
+    fresh_session = new_session(spark)
     sizes = {
         "spark.databricks.delta.optimize.maxFileSize": str(file_bytes),
         "spark.databricks.delta.optimize.minFileSize": str(file_bytes // 2),  # larger ones stay as they are
     }
     for name, value in {**SETTINGS, **sizes}.items():
-        made.conf.set(name, value)
-    return made
+        fresh_session.conf.set(name, value)
+    return fresh_session
 
 
 class Maintain:
-    """The upkeep of a lake. A table that fails is said, and does not keep the others; ``failed`` counts them."""
+    """The upkeep of a lake. An error is logged, and the other tables are still maintained; ``failed`` counts the errors."""
 
     def __init__(self, spark: SparkSession, config: Config, progress: Progress = SILENT) -> None:
         self.config, self.failed, self.progress = config, 0, progress
-        self._plain, self._clustered = keeping(spark), keeping(spark, PART_BYTES)
+        self._plain, self._clustered = maintenance_session(spark), maintenance_session(spark, PART_BYTES)
 
     @property
     def tables(self) -> int:
@@ -69,33 +69,33 @@ class Maintain:
 
     def _logs(self) -> list[str]:
         kinds = ("changelog", "quarantine", "requeued")
-        found = [table(self.config, kind, name) for name in self.config.streams for kind in kinds]
+        paths = [table(self.config, kind, name) for name in self.config.streams for kind in kinds]
         targets = [route.to.table for route in self.config.routes.values() if route.to.table]
-        return found + [table(self.config, "routes", name) for name in dict.fromkeys(targets)]
+        return paths + [table(self.config, "routes", name) for name in dict.fromkeys(targets)]
 
     def logs(self, stopping: Event) -> None:
         """Keep what is only appended to."""
         for path in self._logs():
             if stopping.is_set():
                 return
-            self._guarded(path, self.keep, path)
+            self._try(path, self.keep, path)
             self.progress.advance()
 
     def store(self, merge: Merge) -> None:
         """Keep a store's tables; between two rounds of its merge."""
-        self._guarded(merge.state, merge.expire)
+        self._try(merge.state, merge.expire)
         for path in (merge.state, merge.tombstones):
-            self._guarded(path, self.keep, path)
+            self._try(path, self.keep, path)
             self.progress.advance()
 
     def keep(self, path: str) -> None:
         """Compact a table, and delete what is too old; nothing where there is none. Raises what Spark raises."""
-        found = opened(path)
-        if found is None or not found.version():
+        delta = opened(path)
+        if delta is None or not delta.version():
             return
-        self._remember(path, found)
+        self._remember(path, delta)
         began = time.monotonic()
-        spark = self._clustered if found.metadata().configuration.get(CLUSTERED) else self._plain
+        spark = self._clustered if delta.metadata().configuration.get(CLUSTERED) else self._plain
         done = spark.sql(f"OPTIMIZE delta.`{path}`").collect()[0]["metrics"]
         spark.sql(f"VACUUM delta.`{path}`")
         if done["numFilesRemoved"]:
@@ -103,16 +103,16 @@ class Maintain:
             counts = done["numFilesRemoved"], done["numFilesAdded"]
             log.info("%s: %d files → %d, %.1f s", name, *counts, time.monotonic() - began)
 
-    def _remember(self, path: str, found: DeltaTable) -> None:
-        """Have the table itself say what is kept, also to another tool. (VACUUM's ``RETAIN`` takes whole hours only, and none for
-        less than half of one.)"""
-        wanted, kept = retention(self.config), found.metadata().configuration
-        if any(kept.get(name) != value for name, value in wanted.items()):
+    def _remember(self, path: str, delta: DeltaTable) -> None:
+        """Set the table's retention in its own properties, where other tools read it too. (VACUUM's ``RETAIN`` takes whole hours only, and
+        none for less than half of one.)"""
+        wanted, known = retention(self.config), delta.metadata().configuration
+        if any(known.get(name) != value for name, value in wanted.items()):
             # All at once: Delta refuses to keep removed files for longer than commits.
-            made = ", ".join(f"'{name}' = '{value}'" for name, value in wanted.items())
-            self._plain.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ({made})")
+            assignments = ", ".join(f"'{name}' = '{value}'" for name, value in wanted.items())
+            self._plain.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ({assignments})")
 
-    def _guarded(self, path: str, work: Callable[..., None], *given: str) -> None:
+    def _try(self, path: str, work: Callable[..., None], *given: str) -> None:
         try:
             work(*given)
         except Exception as error:

@@ -36,8 +36,8 @@ from jobs.law import keep_the_law
 from jobs.spark import change_feed, databricks, vectors
 from jobs.spark.expressions import rule_of
 from jobs.spark.guard import Guard
-from jobs.spark.session import fresh, sql
-from jobs.spark.tables import create_store, settle
+from jobs.spark.session import new_session, sql
+from jobs.spark.tables import create_store, finish_swap
 from statehouse.config.models import Config, Store
 from statehouse.errors import FeedLost, StatehouseError
 from statehouse.spark_sql import quoted
@@ -84,7 +84,7 @@ class Merge:
     """One store's merge; into ``folder`` instead of the live tables, where one is given (see :mod:`jobs.recover`)."""
 
     def __init__(self, spark: SparkSession, config: Config, store: Store, folder: str | None = None) -> None:
-        self.spark = fresh(spark)
+        self.spark = new_session(spark)
         if not databricks.here():  # a MERGE is where nothing is marked
             self.spark.conf.set("spark.databricks.delta.merge.deletionVectors.persistent", "false")
         self.config, self.store = config, store
@@ -113,7 +113,7 @@ class Merge:
         start, head = position(self.state), log.version() if upto is None else upto
         if start is None or not self.checked:  # not at every poll: it opens three logs
             if not self.drafting:
-                settle(self.spark, self.config, self.store.name)
+                finish_swap(self.spark, self.config, self.store.name)
             if opened(self.state) is None and self.rule.store.reducer.written:
                 keep_the_law(self.spark, self.rule)
             create_store(self.spark, self.config, self.rule, self.state, self.tombstones)
@@ -122,30 +122,30 @@ class Merge:
             return None
         began = time.monotonic()
         events, counted = self._read(start, head)
-        made, observed = self._rows(events, bool(counted and counted["resets"]), start is None)
+        folded_rows, observed = self._rows(events, bool(counted and counted["resets"]), start is None)
         # A checkpoint and not a cache: the plan behind it is long, and would be planned again by each step that follows.
-        rows = made.localCheckpoint()
-        counted = counted or self._observed(observed) or self._counted(events)
-        kept = metadata(self.state, "unkeyed") or {}
-        counts = {name: kept.get(name, 0) + counted[name] for name in ("unkeyed", "late")}
+        rows = folded_rows.localCheckpoint()
+        counted = counted or self._observed_counts(observed) or self._count_events(events)
+        previous = metadata(self.state, "unkeyed") or {}
+        counts = {name: previous.get(name, 0) + counted[name] for name in ("unkeyed", "late")}
         if not counted["events"]:  # only the position moves
             self._append(self.spark.read.format("delta").load(self.state).limit(0), head, counts)
             return Round(self.store.name, start, head, 0, 0, time.monotonic() - began)
-        found = self._counted_rows(rows)
-        if found["torn"]:
-            rows = self._again(rows, head).localCheckpoint()
-            found = self._counted_rows(rows)
-        if found["absent"]:
+        totals = self._count_rows(rows)
+        if totals["torn"]:
+            rows = self._fold_torn_anew(rows, head).localCheckpoint()
+            totals = self._count_rows(rows)
+        if totals["absent"]:
             self._remember(rows, head)
         if start is None:
-            self._append(self._laid_out(rows.where("_present")), head, counts)
+            self._append(self._lay_out(rows.where("_present")), head, counts)
         elif not vectors.PLACE.keys().isdisjoint(rows.columns):
-            self._replace(rows, found, head, counts)
+            self._replace(rows, totals, head, counts)
         else:
             self._merge(rows, head, counts)
-        return Round(self.store.name, start, head, counted["events"], found["keys"], time.monotonic() - began)
+        return Round(self.store.name, start, head, counted["events"], totals["keys"], time.monotonic() - began)
 
-    def _counted_rows(self, rows: DataFrame) -> dict[str, int]:
+    def _count_rows(self, rows: DataFrame) -> dict[str, int]:
         return rows.selectExpr(*(f"{expression} AS {name}" for name, expression in ROWS.items())).collect()[0].asDict()
 
     def _read(self, start: int | None, head: int) -> tuple[DataFrame, dict[str, int] | None]:
@@ -156,9 +156,9 @@ class Merge:
             events = sql(self.spark, f"SELECT * FROM {self.rule.events('log', self.guard.text)}", log=slice_)
             if slice_.where("_op <> 'report'").isEmpty():
                 return events.observe(COUNTS, *self._counts()), None
-            return events, self._counted(events)
+            return events, self._count_events(events)
         except Exception as error:
-            if change_feed.gone(error):
+            if change_feed.is_gone(error):
                 raise FeedLost(
                     f"store {self.store.name}: {self.changelog} no longer has what came between its versions {start} and {head}"
                 ) from error
@@ -170,18 +170,18 @@ class Merge:
     def _counts(self) -> list[Column]:
         return [F.expr(expression).alias(name) for name, expression in self.rule.counts.items()]
 
-    def _counted(self, events: DataFrame) -> dict[str, int]:
+    def _count_events(self, events: DataFrame) -> dict[str, int]:
         return events.select(*self._counts()).collect()[0].asDict()
 
-    def _observed(self, rows: DataFrame) -> dict[str, int] | None:
-        """The counts of the events that some rows were made of. (An executor that was lost may have counted some twice.) None
-        where there are no rows: Spark leaves out of the plan what comes to nothing."""
-        found = _metrics(rows, COUNTS)
-        return {name: found.getAs(name) for name in self.rule.counts} if found else None
+    def _observed_counts(self, rows: DataFrame) -> dict[str, int] | None:
+        """The counts of the events that some rows were made of, as observed while they were computed. (A lost executor may have counted
+        some twice.) None where there are no rows: Spark leaves that part out of the plan."""
+        metrics = _metrics(rows, COUNTS)
+        return {name: metrics.getAs(name) for name in self.rule.counts} if metrics else None
 
     def _rows(self, events: DataFrame, resets: bool, first: bool) -> tuple[DataFrame, DataFrame]:
-        """The new rows of the events' keys; of the ``first`` round, which has all of them, without a look back. And what is run
-        once of the events: these, or something before."""
+        """The new rows of the events' keys (a ``first`` round has all events, and reads no state); and the frame whose plan reads the
+        events once, of which :data:`COUNTS` are observed: these rows, or the folded ones."""
         rule, load = self.rule, self.spark.read.format("delta").load
         placed = sql(self.spark, rule.placed("events"), events=events)
         folded_, observed = sql(self.spark, rule.fold("placed", resets), placed=placed), None
@@ -190,26 +190,28 @@ class Merge:
         self.version = delta.version()  # before the state is read: whoever commits in between is found out
         state = load(self.state)
         partitioned = buckets(delta) and not first
-        marking = not first and vectors.enabled(delta) and byte_count(delta) >= SMALL
+        marking = not first and vectors.is_enabled(delta) and byte_count(delta) >= SMALL
         # Looked up besides is where its keys are, which buckets, and the purges in it.
         if marking or partitioned or (rule.store.windows and resets):
             observed = folded_.observe(FOLDED, F.count(F.lit(1)).alias("keys"))
             folded_ = observed.localCheckpoint()
         if partitioned:
-            state = state.where(self._touched(folded_))
+            state = state.where(self._in_touched_buckets(folded_))
         if marking:
-            found = _metrics(observed or folded_, FOLDED)
-            state = self._sought(vectors.placed(state), folded_, found is not None and found.getAs("keys") > FEW)
+            metrics = _metrics(observed or folded_, FOLDED)
+            state = self._of_keys(
+                vectors.with_place(state), folded_, metrics is not None and metrics.getAs("keys") > FEW
+            )
         views = {"folded": folded_, "state": state}
         tombstones = None
-        if not first and (kept := opened(self.tombstones)) and kept.version() > 0:  # there has been one
+        if not first and (purges := opened(self.tombstones)) and purges.version() > 0:  # there has been one
             tombstones, views["tombstones"] = "tombstones", load(self.tombstones)
         spread = rule.spread("folded", "state" if resets and not first else None, tombstones)
         carried = tuple(vectors.PLACE) if marking else ()
-        made = sql(self.spark, rule.combine(spread, "state", tombstones, again=first, of_state=carried), **views)
-        return made, observed or made
+        new_rows = sql(self.spark, rule.combine(spread, "state", tombstones, again=first, of_state=carried), **views)
+        return new_rows, observed or new_rows
 
-    def _sought(self, state: DataFrame, rows: DataFrame, many: bool) -> DataFrame:
+    def _of_keys(self, state: DataFrame, rows: DataFrame, many: bool) -> DataFrame:
         """The state's rows of some keys, whatever their windows."""
         keys = [*self.rule.key_columns]
         wanted = rows.select(*map(quoted, keys))
@@ -218,20 +220,21 @@ class Merge:
     def _bucket(self) -> str:
         return f"{self.rule.bucket(buckets(opened(self.state)) or 1)} AS {BUCKET}"
 
-    def _touched(self, rows: DataFrame) -> str:
+    def _in_touched_buckets(self, rows: DataFrame) -> str:
         """SQL: whether a row of the state is in a bucket of some rows. Literals, so that no other one is read, or written."""
-        found = rows.selectExpr(self._bucket()).distinct().collect()
-        return f"{BUCKET} IN ({', '.join(str(row[BUCKET]) for row in found) or 'NULL'})"
+        touched = rows.selectExpr(self._bucket()).distinct().collect()
+        return f"{BUCKET} IN ({', '.join(str(row[BUCKET]) for row in touched) or 'NULL'})"
 
-    def _laid_out(self, rows: DataFrame) -> DataFrame:
-        """Rows as the state has them; of one in buckets each bucket's together."""
+    def _lay_out(self, rows: DataFrame) -> DataFrame:
+        """Rows with the columns of the state's table; where that has buckets, with the rows of each bucket in one partition."""
         columns = [*map(quoted, self.rule.state_columns)]
         if not buckets(opened(self.state)):
             return rows.select(*columns)
         return rows.selectExpr(*columns, self._bucket()).repartition(BUCKET)
 
-    def _again(self, rows: DataFrame, head: int) -> DataFrame:
-        """The same rows; those of keys that a late reset tore, folded from the whole changelog."""
+    def _fold_torn_anew(self, rows: DataFrame, head: int) -> DataFrame:
+        """The same rows, but those with a ``_conflict`` (a late reset falls between values that are added up) are folded again from the
+        whole changelog."""
         rule = self.rule
         torn = F.broadcast(rows.where("_conflict").select(*map(quoted, rule.keys)))
         log = sql(self.spark, rule.project("log", self.guard.text), log=self._events(None, head))
@@ -242,7 +245,7 @@ class Merge:
             [c for c in rows.columns if c in vectors.PLACE],
         )
         if carried:
-            state = vectors.placed(state)
+            state = vectors.with_place(state)
         # Of a torn window nothing may be left: the state's own windows tell that there is one to be absent.
         query = rule.combine(rule.spread("folded", "state", None), "state", None, again=True, of_state=carried)
         anew = sql(self.spark, query, folded=folded_, state=state).join(torn, list(rule.keys), "semi")
@@ -259,7 +262,7 @@ class Merge:
         columns = {c: f"n.{quoted(c)}" for c in self.rule.state_columns}
         inserted = columns
         if buckets(opened(self.state)):
-            condition += f" AND s.{BUCKET} = n.{BUCKET} AND s.{self._touched(changed)}"
+            condition += f" AND s.{BUCKET} = n.{BUCKET} AND s.{self._in_touched_buckets(changed)}"
             changed = changed.selectExpr("*", self._bucket())
             inserted = {**columns, BUCKET: f"n.{BUCKET}"}
         with self.committing(head, counts):
@@ -273,7 +276,7 @@ class Merge:
                 .execute()
             )
 
-    def _replace(self, rows: DataFrame, found: dict[str, int], head: int, counts: dict[str, int]) -> None:
+    def _replace(self, rows: DataFrame, totals: dict[str, int], head: int, counts: dict[str, int]) -> None:
         delta = opened(self.state)
         assert delta
         with self.committing(head, counts):
@@ -281,10 +284,10 @@ class Merge:
                 self.spark,
                 self.state,
                 self.version,
-                rows.where("_here").select(*vectors.PLACE) if found["updated"] or found["deleted"] else None,
-                self._laid_out(rows.where("_present")),
+                rows.where("_here").select(*vectors.PLACE) if totals["updated"] or totals["deleted"] else None,
+                self._lay_out(rows.where("_present")),
                 (application(generation(delta)), head),
-                {"Inserted": found["inserted"], "Updated": found["updated"], "Deleted": found["deleted"]},
+                {"Inserted": totals["inserted"], "Updated": totals["updated"], "Deleted": totals["deleted"]},
             )
 
     def _append(self, rows: DataFrame, head: int, counts: dict[str, int]) -> None:
@@ -327,13 +330,13 @@ class Merge:
                 self._delete(path, self.rule.late("unix_micros(window_start)"))
 
     def _delete(self, path: str, condition: str) -> None:
-        found = opened(path)
-        if found and found.version() > 0:
+        delta = opened(path)
+        if delta and delta.version() > 0:
             DeltaTable.forPath(self.spark, path).delete(condition)
 
 
 def _metrics(rows: DataFrame, name: str) -> Any:
-    """What was observed under a name while the plan of some rows ran; None where it has no such part."""
+    """The row of metrics that was observed under a name while the plan of some rows ran; None where the plan has no such part."""
     # Not by an Observation: that waits for a listener, and for good where the plan is of SQL.
-    found = rows._jdf.queryExecution().observedMetrics().get(name)
-    return found.get() if found.isDefined() else None
+    row = rows._jdf.queryExecution().observedMetrics().get(name)
+    return row.get() if row.isDefined() else None

@@ -82,14 +82,14 @@ def serve(config: Config) -> Callable[[], None]:
 
 def behind(sources: Iterable[Any]) -> int | None:
     """The offsets that Kafka has and a batch had not, over all partitions; None where Spark does not say."""
-    found = [(json.loads(s.endOffset), json.loads(s.latestOffset)) for s in sources if s.endOffset and s.latestOffset]
+    offsets = [(json.loads(s.endOffset), json.loads(s.latestOffset)) for s in sources if s.endOffset and s.latestOffset]
     ahead = (
         max(0, offset - ((ended or {}).get(topic) or {}).get(partition, 0))
-        for ended, latest in found
+        for ended, latest in offsets
         for topic, partitions in (latest or {}).items()
         for partition, offset in partitions.items()
     )
-    return sum(ahead) if found else None
+    return sum(ahead) if offsets else None
 
 
 class Progress(StreamingQueryListener):

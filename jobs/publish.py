@@ -24,12 +24,12 @@ from jobs.spark.expressions import key_text, rule_of
 from jobs.spark.guard import Guard
 from jobs.spark.kafka_sink import Sent, headers, json, send, size
 from jobs.spark.position import Position
-from jobs.spark.session import fresh
+from jobs.spark.session import new_session
 from statehouse import kafka
 from statehouse.config.models import Config, Store
 from statehouse.headers import POSITION_HEADER
 from statehouse.spark_sql import quoted
-from statehouse.tables import folded, opened, published, table
+from statehouse.tables import folded, opened, publish_position, table
 from statehouse.values import safe
 
 log = logging.getLogger("statehouse")
@@ -43,7 +43,7 @@ class Publisher:
 
     def __init__(self, spark: SparkSession, config: Config, store: Store) -> None:
         assert store.publish
-        self.spark, self.config, self.store, self.name = fresh(spark), config, store, store.name
+        self.spark, self.config, self.store, self.name = new_session(spark), config, store, store.name
         self.topic, self.where = store.publish.topic, safe(store.publish.where or "TRUE")
         self.rule = rule_of(spark, config, store)
         self.state = table(config, "state", store.name)
@@ -58,7 +58,7 @@ class Publisher:
         delta = opened(self.state)
         if delta is None or folded(delta) is None:
             return None
-        position = Position(*published(self.config, self.store, delta))
+        position = Position(*publish_position(self.config, self.store, delta))
         start, head, began = position.get(), delta.version(), time.monotonic()
         if start == head:
             return None
@@ -72,19 +72,19 @@ class Publisher:
                 self.topic,
             )
         try:
-            found = self._differing(delta) if start is None else self._changed(start, delta)
-            count = self._send(found, folded(delta), settings)
+            messages = self._differing_messages(delta) if start is None else self._changed_messages(start, delta)
+            count = self._send(messages, folded(delta), settings)
         except Exception as error:
-            if start is None or not change_feed.gone(error):
+            if start is None or not change_feed.is_gone(error):
                 raise
-            count = self._send(self._differing(delta), folded(delta), settings)
+            count = self._send(self._differing_messages(delta), folded(delta), settings)
         position.move(head, {})
         return Sent(self.kind, self.name, start, head, count, time.monotonic() - began)
 
-    def _send(self, found: DataFrame, position: int | None, settings: dict[str, str]) -> int:
+    def _send(self, rows: DataFrame, position: int | None, settings: dict[str, str]) -> int:
         """Send rows of ``key`` and ``value``; how many there are."""
         named = headers({POSITION_HEADER: F.lit(position)}).alias("headers")
-        messages = found.select("key", "value", named).persist()
+        messages = rows.select("key", "value", named).persist()
         try:
             largest = int(settings["max.message.bytes"])
             count, long, which = messages.select(
@@ -104,13 +104,13 @@ class Publisher:
     def _messages(self, rows: DataFrame, position: int | None) -> DataFrame:
         """Rows of the state with the ``_key`` and ``_value`` of their messages; null where they are not published."""
         columns = [*map(quoted, self.rule.keys), "value", "event_time", "changed_at"]
-        made = rows.withColumn("_position", F.lit(position).cast("bigint"))
+        positioned = rows.withColumn("_position", F.lit(position).cast("bigint"))
         text = json([*columns, F.col("_position").alias("position")])
-        return made.withColumns(
+        return positioned.withColumns(
             {"_key": F.expr(key_text(self.rule)), "_value": F.when(F.expr(self.guard.text.format(self.where)), text)}
         )
 
-    def _changed(self, start: int, delta: DeltaTable) -> DataFrame:
+    def _changed_messages(self, start: int, delta: DeltaTable) -> DataFrame:
         """By the state's feed: the last message of each key that some version since has changed.
 
         Not what differs between the two ends: a crash may have published something in between.
@@ -128,7 +128,7 @@ class Publisher:
         )
         return last.where("_changed").selectExpr("_key AS key", "_value AS value")
 
-    def _differing(self, delta: DeltaTable) -> DataFrame:
+    def _differing_messages(self, delta: DeltaTable) -> DataFrame:
         """By the topic: what its last messages are not by the state, or not any more."""
         state = self.spark.read.format("delta").option("versionAsOf", delta.version()).load(self.state)
         now = (
@@ -139,12 +139,12 @@ class Publisher:
         properties = {f"kafka.{name}": value for name, value in databricks.client(self.config.kafka).items()}
         topic = self.spark.read.format("kafka").options(**properties).option("subscribe", self.topic).load()
         texts = topic.selectExpr("CAST(key AS STRING) AS key", "CAST(value AS STRING) AS _said", "timestamp", "offset")
-        said = (
+        latest = (
             texts.where("key IS NOT NULL")
             .groupBy("key")
             .agg(F.expr("max_by(_said, struct(timestamp, offset))").alias("_said"))
         )
-        both = now.join(said.where("_said IS NOT NULL"), "key", "full")
+        both = now.join(latest.where("_said IS NOT NULL"), "key", "full")
         # By the value, as above; the times and the position of another message are no news.
         values = " <=> ".join(f"get_json_object({column}, '$.value')" for column in ("value", "_said"))
         return both.where(f"value IS NULL OR _said IS NULL OR NOT ({values})").select("key", "value")

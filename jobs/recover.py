@@ -7,7 +7,7 @@ In five steps; what a crash after each leaves behind:
 2. Compare the draft with the live state. *Nothing is written. Without a swap it ends here, and the draft waits.*
 3. Replace the state in one commit: rows, columns, rule, the position under a new application id, and a generation one
    higher. *The state is the new one. The tombstones are still of the generation before, and whoever opens the store to
-   merge goes on with step 4 before anything else:* :func:`jobs.spark.tables.settle`.
+   merge goes on with step 4 before anything else:* :func:`jobs.spark.tables.finish_swap`.
 4. Replace the tombstones in one commit that has the state's generation. *The draft is left over.*
 5. Delete the draft.
 """
@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 
 from jobs.merge import Merge
 from jobs.spark.expressions import rule_of
-from jobs.spark.tables import differing, draft_of, remove, replace, settle, state_properties
+from jobs.spark.tables import describe_difference, draft_of, finish_swap, remove, replace, state_properties
 from statehouse.config.models import Config, Store
 from statehouse.errors import FeedLost
 from statehouse.fold import Rule
@@ -69,35 +69,35 @@ def recover(
     """Fold a store's state anew, compare it with the live one, and replace that: always where the rule is as it was,
     else only to ``swap``. The caller holds the lake's lock ``recover``, and ``merge`` too where the state is replaced."""
     live, folder = Merge(spark, config, store), draft_of(config, store.name)
-    settle(spark, config, store.name)
+    finish_swap(spark, config, store.name)
     draft = Merge(spark, config, store, folder)
-    kept = stored_rule(opened(live.state), store.name)
-    changed = kept is not None and bool(differing(kept, draft.rule))
-    if not (changed and swap and _usable(draft)):  # the draft of the comparison before will do
+    stored = stored_rule(opened(live.state), store.name)
+    changed = stored is not None and bool(describe_difference(stored, draft.rule))
+    if not (changed and swap and _is_usable(draft)):  # the draft of the comparison before will do
         remove(spark, folder)
     begin_fold(progress, draft)
     at = _catch_up(draft, position(live.state))
     progress.begin("comparing")
-    found = _difference(draft, live, kept, at)
+    difference = _difference(draft, live, stored, at)
     if changed and not swap:
-        return found
+        return difference
     progress.begin("replacing the state")
-    return Difference(**{**vars(found), "swapped": _replaced(draft, live, kept)})
+    return Difference(**{**vars(difference), "swapped": _replace_live(draft, live, stored)})
 
 
-def anew(spark: SparkSession, config: Config, store: Store, progress: Progress = SILENT) -> None:
-    """Fold a store's state anew from the changelog as it is now, whatever it was before, and replace it; nothing where there is no
-    changelog. The caller holds the locks as for :func:`recover`."""
+def fold_anew(spark: SparkSession, config: Config, store: Store, progress: Progress = SILENT) -> None:
+    """Fold a store's state anew from the changelog and replace it, whatever it was before. Without a changelog nothing happens. The caller
+    holds the locks as for :func:`recover`."""
     live, folder = Merge(spark, config, store), draft_of(config, store.name)
-    settle(spark, config, store.name)
+    finish_swap(spark, config, store.name)
     remove(spark, folder)
     draft = Merge(spark, config, store, folder)
     begin_fold(progress, draft)
-    _replaced(draft, live, stored_rule(opened(live.state), store.name))
+    _replace_live(draft, live, stored_rule(opened(live.state), store.name))
 
 
 def begin_fold(progress: Progress, merge: Merge) -> None:
-    """That a store is folded now: of how many events, where it begins with the first one."""
+    """Tell the progress that a store is folded now, and of how many events where it begins with the first one."""
 
     def events() -> int | None:
         return rows_and_bytes(merge.changelog)[0] if position(merge.state) is None else None
@@ -105,25 +105,25 @@ def begin_fold(progress: Progress, merge: Merge) -> None:
     progress.begin(f"folding {merge.store.name}", events)
 
 
-def _replaced(draft: Merge, live: Merge, kept: Rule | None) -> bool:
+def _replace_live(draft: Merge, live: Merge, stored: Rule | None) -> bool:
     """Steps 3 to 5, of a draft that is brought to the head; False where there is no changelog yet."""
     if draft.round() is None and opened(draft.state) is None:
         return False
-    _swap(draft, live, kept)
-    settle(live.spark, live.config, live.store.name)
+    _swap(draft, live, stored)
+    finish_swap(live.spark, live.config, live.store.name)
     return True
 
 
 def will_swap(spark: SparkSession, config: Config, store: Store) -> bool:
     """Whether a recovery replaces the state without being asked to: where the rule is as it was."""
-    kept = stored_rule(opened(table(config, "state", store.name)), store.name)
-    return kept is None or not differing(kept, rule_of(spark, config, store))
+    stored = stored_rule(opened(table(config, "state", store.name)), store.name)
+    return stored is None or not describe_difference(stored, rule_of(spark, config, store))
 
 
-def _usable(draft: Merge) -> bool:
-    found = opened(draft.state)
-    kept = stored_rule(found, draft.store.name)
-    return kept is not None and not differing(kept, draft.rule) and buckets(found) == draft.store.buckets
+def _is_usable(draft: Merge) -> bool:
+    delta = opened(draft.state)
+    stored = stored_rule(delta, draft.store.name)
+    return stored is not None and not describe_difference(stored, draft.rule) and buckets(delta) == draft.store.buckets
 
 
 def _catch_up(draft: Merge, upto: int | None) -> int | None:
@@ -139,20 +139,20 @@ def _catch_up(draft: Merge, upto: int | None) -> int | None:
         return None
 
 
-def _difference(draft: Merge, live: Merge, kept: Rule | None, at: int | None) -> Difference:
-    rule = differing(kept, draft.rule) if kept else ""
+def _difference(draft: Merge, live: Merge, stored: Rule | None, at: int | None) -> Difference:
+    rule = describe_difference(stored, draft.rule) if stored else ""
     new, old = opened(draft.state), opened(live.state)
     load = draft.spark.read.format("delta").load
-    if not new or not old or not kept or kept.keys != draft.rule.keys:
+    if not new or not old or not stored or stored.keys != draft.rule.keys:
         rows, before = (load(draft.state).count() if new else 0), (load(live.state).count() if old else 0)
         return Difference(draft.store.name, rule, at, rows, before, 0, 0)
-    both = _joined(load(draft.state), load(live.state), kept, draft.rule)
-    shown = both.select(*(_shown(both, name) for name in both.columns))
+    both = _join(load(draft.state), load(live.state), stored, draft.rule)
+    shown = both.select(*(_as_text(both, name) for name in both.columns))
     counts = {row["_kind"]: row["count"] for row in both.groupBy("_kind").count().collect()}
     samples = {
         kind: [
             {k: v for k, v in row.asDict(recursive=True).items() if k != "_kind" and (k, kind) not in HIDDEN}
-            for row in shown.where(F.col("_kind") == kind).orderBy(*map(quoted, kept.keys)).limit(SAMPLES).collect()
+            for row in shown.where(F.col("_kind") == kind).orderBy(*map(quoted, stored.keys)).limit(SAMPLES).collect()
         ]
         for kind in ("added", "gone", "changed")
         if counts.get(kind)
@@ -161,7 +161,7 @@ def _difference(draft: Merge, live: Merge, kept: Rule | None, at: int | None) ->
     return Difference(draft.store.name, rule, at, **numbers, samples=samples)
 
 
-def _shown(rows: DataFrame, name: str) -> Column:
+def _as_text(rows: DataFrame, name: str) -> Column:
     """A column as people see it: a time as text, for PySpark cannot make Python's of each."""
     column, kind = F.col(quoted(name)), rows.schema[name].dataType.simpleString()
     return column.cast("string").alias(name) if "timestamp" in kind else column
@@ -177,7 +177,7 @@ def _same(old: Rule, new: Rule) -> str:
     return "to_json(struct(l.value AS v)) <=> to_json(struct(d.value AS v))"
 
 
-def _joined(draft: DataFrame, live: DataFrame, old: Rule, new: Rule) -> DataFrame:
+def _join(draft: DataFrame, live: DataFrame, old: Rule, new: Rule) -> DataFrame:
     """Every key of either, its two values, and the kind of difference."""
     keys = [*map(quoted, new.keys)]
     first = keys[0]
@@ -191,30 +191,32 @@ def _joined(draft: DataFrame, live: DataFrame, old: Rule, new: Rule) -> DataFram
     )
 
 
-def _swap(draft: Merge, live: Merge, kept: Rule | None) -> None:
+def _swap(draft: Merge, live: Merge, stored: Rule | None) -> None:
     """Step 3. What did not change keeps the time at which it last did."""
     new, old = opened(draft.state), opened(live.state)
     assert new is not None
     head, rule, load = folded(new), draft.rule, live.spark.read.format("delta").load  # in the session that commits
     rows = load(draft.state)
-    if old and kept and kept.keys == rule.keys:
+    if old and stored and stored.keys == rule.keys:
         before = load(live.state).alias("l")
-        at = f"CASE WHEN l.{quoted(next(iter(rule.keys)))} IS NOT NULL AND {_same(kept, rule)} THEN l.changed_at ELSE d.changed_at END"
-        made = (f"{at} AS changed_at" if c == "changed_at" else f"d.{quoted(c)}" for c in rows.columns)
-        rows = rows.alias("d").join(before, F.expr(rule.matching("d", "l")), "left").selectExpr(*made)
+        at = f"CASE WHEN l.{quoted(next(iter(rule.keys)))} IS NOT NULL AND {_same(stored, rule)} THEN l.changed_at ELSE d.changed_at END"
+        columns = (f"{at} AS changed_at" if c == "changed_at" else f"d.{quoted(c)}" for c in rows.columns)
+        rows = rows.alias("d").join(before, F.expr(rule.matching("d", "l")), "left").selectExpr(*columns)
     counts = metadata(draft.state, "unkeyed") or {"unkeyed": 0, "late": 0}
     properties = {**state_properties(draft.config, rule), GENERATION: str(generation(old) + 1 if old else 1)}
     with live.committing(head or 0, counts, raised=1):
         replace(rows, live.state, properties)
 
 
-def texts(found: Difference) -> list[str]:
+def texts(difference: Difference) -> list[str]:
     """The difference in lines for people."""
-    lines = [f"{found.store}: {found.rule or 'the same rule'}"]
-    lines.append(f"{found.added} added, {found.gone} gone, {found.changed} changed, {found.same} the same")
-    if found.position is None:
+    lines = [f"{difference.store}: {difference.rule or 'the same rule'}"]
+    lines.append(
+        f"{difference.added} added, {difference.gone} gone, {difference.changed} changed, {difference.same} the same"
+    )
+    if difference.position is None:
         lines.append("(compared with newer events: the changelog at the live state's position is gone)")
-    for kind, rows in found.samples.items():
+    for kind, rows in difference.samples.items():
         for row in rows:
             key = "/".join(str(v) for k, v in row.items() if k not in ("was", "is"))
             values = {"added": "{is}", "gone": "{was}", "changed": "{was} → {is}"}[kind]

@@ -23,17 +23,17 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
 from jobs.spark import change_feed
-from jobs.spark.guard import TRY, Guard
+from jobs.spark.guard import TRY, Guard, error_of
 from jobs.spark.kafka_sink import Sent, headers, json, send, size
 from jobs.spark.position import Position
-from jobs.spark.session import fresh
+from jobs.spark.session import new_session
 from statehouse import kafka
 from statehouse.config.models import Config, Route, Stream
-from statehouse.errors import DefinitionChanged, StatehouseError, first_line
+from statehouse.errors import DefinitionChanged, StatehouseError
 from statehouse.fold import Rule
 from statehouse.headers import PART_HEADER, REVISION_HEADER, SOURCE_HEADER
 from statehouse.spark_sql import quoted
-from statehouse.tables import changelog_columns, opened, routed, table
+from statehouse.tables import changelog_columns, opened, route_position, table
 from statehouse.values import safe
 
 STATE = "state"  # beside offsets: of which version of the state the position is
@@ -47,58 +47,60 @@ REVISED = re.compile(r"\brevision\b", re.IGNORECASE)
 
 
 def columns_of(stream: Stream, route: Route, rule: Rule | None) -> tuple[dict[str, str], list[str]]:
-    """What a route's expressions may name, with the types, and what of it ``*`` stands for. ``rule`` is that of a store whose events are
-    passed on: its key, and the state before and after the event, hide what the event itself has of the same name."""
-    found, named = changelog_columns(stream), [column.name for column in stream.columns]
+    """The columns that a route's expressions may name, with their types; and the names that ``*`` stands for. ``rule`` is that of the store
+    whose events are passed on: its key, ``before`` and ``after`` hide columns of the event with the same name."""
+    types, named = changelog_columns(stream), [column.name for column in stream.columns]
     if rule is None:
-        return found, named
+        return types, named
     states = ", ".join(f"{quoted(name)}: {kind}" for name, (kind, _) in shown_columns(rule).items())
     own = {**rule.keys, **dict.fromkeys((BEFORE, AFTER), f"STRUCT<{states}>")}
     if route.late == RESEND:
         own[REVISION] = "INT"
     hidden = [name.lower() for name in own]
     return (
-        {**{name: kind for name, kind in found.items() if name.lower() not in hidden}, **own},
+        {**{name: kind for name, kind in types.items() if name.lower() not in hidden}, **own},
         [*(name for name in named if name.lower() not in hidden), *own],
     )
 
 
 def shown_columns(rule: Rule) -> dict[str, tuple[str, str]]:
-    """The columns of a state that a route tells: those that the API shows, and of reports what it shows of them, but for the key's and
-    what is not the event's doing. Of each its type, and Spark's SQL for it over rows of the state."""
+    """The columns of ``before`` and ``after``: for each its type, and Spark's SQL for it over rows of the state. They are those that the API
+    shows, without the key, and without ``changed_at`` and ``reset``, which do not come from the event."""
     hidden = (*rule.keys, "changed_at", "reset")
-    found = {n: (t, quoted(n)) for n, t in rule.state_columns.items() if not n.startswith("_") and n not in hidden}
+    columns = {n: (t, quoted(n)) for n, t in rule.state_columns.items() if not n.startswith("_") and n not in hidden}
     if rule.store.reducer.per_agent:
         standing = "map_filter(reports, (_agent, _report) -> _report.value IS NOT NULL)"
         shown = "struct(_report.value AS value, _report.event_time AS event_time)"
-        found["reports"] = (
+        columns["reports"] = (
             f"MAP<STRING, STRUCT<value: {rule.value_input}, event_time: TIMESTAMP>>",
             f"transform_values({standing}, (_agent, _report) -> {shown})",
         )
-    return found
+    return columns
 
 
-def shaped(events: DataFrame, route: Route, everything: Sequence[str], *more: str) -> DataFrame:
+def shape_events(events: DataFrame, route: Route, everything: Sequence[str], *more: str) -> DataFrame:
     """Rows of the changelog as the route's rows, with ``more`` columns; ``everything`` is what ``*`` stands for. Raises Spark's
     AnalysisException or ParseException."""
-    found = events if route.store else events.where(REPORTED)
+    passing = events if route.store else events.where(REPORTED)
     if route.where:
-        found = found.where(safe(route.where))
-    made = found.selectExpr(*more, *_selected(route, everything))
-    names, own = [name.lower() for name in made.columns], {name.lower() for name in everything}
+        passing = passing.where(safe(route.where))
+    rows = passing.selectExpr(*more, *_select_list(route, everything))
+    names, own = [name.lower() for name in rows.columns], {name.lower() for name in everything}
     if len(set(names)) < len(names):  # which is refused
-        return made
+        return rows
     # Of text that is not UTF-8, as bytes that are cast can be, no reader takes the file.
-    texts = {f.name for f in made.schema if isinstance(f.dataType, StringType) and f.name.lower() not in own}
-    cells = ((quoted(name), name in texts) for name in made.columns)
-    return made.selectExpr(*(f"try_validate_utf8({cell}) AS {cell}" if text else cell for cell, text in cells))
+    texts = {f.name for f in rows.schema if isinstance(f.dataType, StringType) and f.name.lower() not in own}
+    cells = ((quoted(name), name in texts) for name in rows.columns)
+    return rows.selectExpr(*(f"try_validate_utf8({cell}) AS {cell}" if text else cell for cell, text in cells))
 
 
-def _selected(route: Route, everything: Sequence[str]) -> list[str]:
+def _select_list(route: Route, everything: Sequence[str]) -> list[str]:
     names = [*map(quoted, everything)]
-    made = [part for given in route.select for part in (names if given.strip() == "*" else [safe(given)])]
+    expressions = [part for given in route.select for part in (names if given.strip() == "*" else [safe(given)])]
     # Without it nobody could tell a row from the one that it takes the place of.
-    return [*made, REVISION] if route.late == RESEND and not REVISED.search(" ".join(made)) else made
+    return (
+        [*expressions, REVISION] if route.late == RESEND and not REVISED.search(" ".join(expressions)) else expressions
+    )
 
 
 class Router:
@@ -109,11 +111,11 @@ class Router:
     several = False  # whether an event may have several rows before anything is selected
 
     def __init__(self, spark: SparkSession, config: Config, route: Route) -> None:
-        self.spark, self.config, self.route = fresh(spark), config, route
+        self.spark, self.config, self.route = new_session(spark), config, route
         self.name = route.name
         self.stream = config.streams[config.stream_of(route)]
         self.changelog = table(config, "changelog", self.stream.name)
-        self.position = Position(*routed(config, route))
+        self.position = Position(*route_position(config, route))
         self.guard = Guard(f"route {route.name}")
         self.columns, self.everything = columns_of(self.stream, route, None)
 
@@ -132,14 +134,18 @@ class Router:
                 "Give the route a new name"
             )
         try:
-            return self._sent(change_feed.events(self.spark, self.config, self.stream, start, head), start, head, began)
+            return self._send_rows(
+                change_feed.events(self.spark, self.config, self.stream, start, head), start, head, began
+            )
         except Exception as error:
-            if start is None or not change_feed.gone(error):
+            if start is None or not change_feed.is_gone(error):
                 raise
         # What the log has forgotten is told by the events' own coordinates.
-        known = {int(part): offset for part, offset in self.position.said().items() if part != STATE}
-        left = change_feed.events(self.spark, self.config, self.stream, None, head).where(change_feed.new(known, "_"))
-        return self._sent(left, start, head, began)
+        known = {int(part): offset for part, offset in self.position.read_note().items() if part != STATE}
+        left = change_feed.events(self.spark, self.config, self.stream, None, head).where(
+            change_feed.from_offsets(known, "_")
+        )
+        return self._send_rows(left, start, head, began)
 
     def head(self) -> int | None:
         """The changelog's version that there is to send; None: there is none yet."""
@@ -151,27 +157,27 @@ class Router:
         return log
 
     def more(self) -> dict[str, Any]:
-        """What is noted with the position besides offsets."""
+        """What is noted with the position, besides offsets."""
         return {}
 
-    def _sent(self, log: DataFrame, start: int | None, head: int, began: float) -> Sent:
+    def _send_rows(self, log: DataFrame, start: int | None, head: int, began: float) -> Sent:
         ends = log.groupBy("_partition").agg(F.max("_offset"), F.count("*")).collect()
-        said = {**self.position.said(), **{str(row[0]): row[1] + 1 for row in ends}, **self.more()}
+        note = {**self.position.read_note(), **{str(row[0]): row[1] + 1 for row in ends}, **self.more()}
         count = sum(row[2] for row in ends)
         events = self.rows(log, start, head)
         if self.guard.up:
             events = self._computable(events)
         if self.route.to.table:
-            self._append(events, head, said)
+            self._append(events, head, note)
         else:
             if count:
                 self._send(events)
-            self.position.move(head, said)
+            self.position.move(head, note)
         return Sent(self.kind, self.name, start, head, count, time.monotonic() - began)
 
-    def _append(self, events: DataFrame, head: int, said: dict[str, Any]) -> None:
+    def _append(self, events: DataFrame, head: int, note: dict[str, Any]) -> None:
         try:
-            self.position.append(shaped(events, self.route, self.everything), head, said)
+            self.position.append(shape_events(events, self.route, self.everything), head, note)
         except AnalysisException as error:
             if "MERGE" not in str(error.getCondition()) and "SCHEMA" not in str(error.getCondition()):
                 raise
@@ -185,14 +191,14 @@ class Router:
         assert topic
         kafka.create_topic(self.config.kafka, topic)
         largest = int(kafka.topic_settings(self.config.kafka, topic)["max.message.bytes"])
-        found = self.messages(events).persist()
+        messages = self.messages(events).persist()
         try:
-            long = found.where(size() > largest)
+            long = messages.where(size() > largest)
             if not long.isEmpty():
                 self._refuse(long, events, largest)
-            send(found.where(size() <= largest), self.config, topic, largest)
+            send(messages.where(size() <= largest), self.config, topic, largest)
         finally:
-            found.unpersist()
+            messages.unpersist()
 
     def messages(self, events: DataFrame) -> DataFrame:
         """The messages of some rows of the changelog, and the ``_source`` of each."""
@@ -200,7 +206,7 @@ class Router:
             f"concat_ws(':', {', '.join(COORDINATES)}) AS {SOURCE}",
             f"struct({', '.join(self.order)}) AS {ORDERED}",
         ]
-        rows = shaped(events, self.route, self.everything, *(given if self.order else given[:1]))
+        rows = shape_events(events, self.route, self.everything, *(given if self.order else given[:1]))
         value = json([quoted(c) for c in rows.columns if c not in (SOURCE, ORDERED)])
         part, revision = F.lit(0), [f"{ORDERED}.{REVISION}"] if REVISION in self.columns else []
         if self.route.multiplies or self.several:  # an event's rows stand together, in their order
@@ -211,33 +217,30 @@ class Router:
         named = {SOURCE_HEADER: F.col(SOURCE), PART_HEADER: part}
         if revision:
             named[REVISION_HEADER] = F.col(revision[0])
-        made = rows.select(
+        selected = rows.select(
             SOURCE, key, value.alias("value"), headers(named).alias("headers"), *([ORDERED] if self.order else [])
         )
-        return made.repartition("key").sortWithinPartitions(ORDERED) if self.order else made
+        return selected.repartition("key").sortWithinPartitions(ORDERED) if self.order else selected
 
     def _computable(self, events: DataFrame) -> DataFrame:
-        """The events that the route's expressions can be computed of; the others go to the quarantine. (What makes several rows of an
-        event is not looked at.)"""
-        shown = "TRUE" if self.route.multiplies else f"struct({', '.join(_selected(self.route, self.everything))})"
+        """The events for which the route's expressions can be computed; the others go to the quarantine. (Where an event may become
+        several rows, only ``where`` is tried.)"""
+        shown = "TRUE" if self.route.multiplies else f"struct({', '.join(_select_list(self.route, self.everything))})"
         row = f"CASE WHEN {safe(self.route.where or 'TRUE')} THEN {shown} END"
         throws = f"{'TRUE' if self.route.store else REPORTED} AND {TRY.format(f'struct({row})')} IS NULL"  # a struct is null for no other reason
         bad = events.where(throws)
         if not bad.isEmpty():
-            reason = THROWN
-            try:
-                bad.selectExpr(row).collect()
-            except Exception as error:
-                reason = f"{THROWN}: {first_line(error)}"
+            error = error_of(bad, row)
+            reason = f"{THROWN}: {error}" if error else THROWN
             self._quarantine(bad, F.lit(f"route {self.name}: {reason}"))
         return events.where(f"NOT ({throws})")
 
     def _refuse(self, messages: DataFrame, events: DataFrame, largest: int) -> None:
         """Put the events of messages that the topic does not take into the quarantine."""
-        said = F.concat(
+        reason = F.concat(
             F.lit(f"route {self.name}: found a message of "), F.max(size()), F.lit(f" bytes, expected {largest}")
         )
-        reasons = messages.groupBy(SOURCE).agg(said.alias("reason"))
+        reasons = messages.groupBy(SOURCE).agg(reason.alias("reason"))
         rows = events.withColumn(SOURCE, F.concat_ws(":", *COORDINATES)).join(F.broadcast(reasons), SOURCE)
         self._quarantine(rows, F.col("reason"))
 

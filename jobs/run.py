@@ -101,9 +101,9 @@ class Jobs:
             workers.append(self._worker("merge", run_merges, *given))
         if "maintain" in self.parts:
             workers.append(self._worker("maintain", self._keep_logs, maintain))
-        for kind, found in senders.items():
-            if found:
-                workers.append(self._worker(kind, follow, found, attempts[kind], self.stopping))
+        for kind, group in senders.items():
+            if group:
+                workers.append(self._worker(kind, follow, group, attempts[kind], self.stopping))
         for worker in workers:
             worker.start()
         log.info("running: %s. Ctrl-C stops", ", ".join(self.parts))
@@ -138,8 +138,8 @@ class Jobs:
             for merge in merges:
                 if merge.store.name not in attempts["merge"].errors:
                     attempts["merge"].run(merge.store.name, merge.expire)
-        for part, found in senders.items():
-            send_on(found, attempts[part], self.stopping)
+        for part, group in senders.items():
+            send_on(group, attempts[part], self.stopping)
         if errors := [error for tried in attempts.values() for error in tried.errors.values()]:
             failed = [f"{part} {name}" for part, tried in attempts.items() for name in tried.errors]
             kind = ConfigError if any(isinstance(error, ConfigError) for error in errors) else StatehouseError
@@ -198,7 +198,7 @@ class Jobs:
             self.stop()
 
 
-def _tell(done: Round) -> None:
+def _record_merge(done: Round) -> None:
     metrics.MERGED.labels(done.store).inc(done.events)
     metrics.MERGE_SECONDS.labels(done.store).observe(done.seconds)
     log.info(
@@ -228,17 +228,17 @@ def run_merges(
     """Merge every store that has something new, round after round, until told to stop; the round in hand is finished. Every
     ``maintain_every``, between two rounds, ``keep`` their tables."""
     every = config.merge_every / 1000
-    warm, kept = False, time.monotonic()
+    warm, maintained = False, time.monotonic()
     stopping.wait(every)  # the first batches are on their way: one round for them, not one for nothing
     while not stopping.is_set():
         began = time.monotonic()
         worked = catch_up(merges, attempts, stopping, progress)
         took = time.monotonic() - began  # the upkeep is not the merge's time
-        if time.monotonic() - kept > config.maintain_every / 1000:
+        if time.monotonic() - maintained > config.maintain_every / 1000:
             for merge in merges:
                 if not stopping.is_set():
                     keep(merge)
-            kept = time.monotonic()
+            maintained = time.monotonic()
         # The first round is spent on compiling as much as on merging, and measures nothing.
         pause = pace(took, every) if warm else every
         warm = warm or worked > 0
@@ -271,7 +271,7 @@ def merge_once(merge: Merge) -> bool:
         recover(merge.spark, merge.config, merge.store)
         return True
     if done:
-        _tell(done)
+        _record_merge(done)
     return done is not None
 
 
@@ -290,11 +290,11 @@ def send_on(senders: Sequence[Sender], attempts: Attempts, stopping: threading.E
     for sender in senders:
         if stopping.is_set():
             break
-        worked += _told(attempts.run(sender.name, sender.round))
+        worked += _record_sent(attempts.run(sender.name, sender.round))
     return worked
 
 
-def _told(done: Sent | None) -> bool:
+def _record_sent(done: Sent | None) -> bool:
     if done is None:
         return False
     metrics.SENT.labels(done.kind, done.name).inc(done.count)

@@ -49,9 +49,9 @@ class StoreRouter(Router):
         self.rule = rule_of(self.spark, config, config.stores[route.store])
         known, self.everything = columns_of(self.stream, route, self.rule)
         # What of an event nobody asks for is not carried through the walk, each step of which is written.
-        kept = {*self.rule.keys, BEFORE, AFTER, REVISION, *TOLD_OF_ALL, *_asked_for(route, known, self.everything)}
-        self.columns = {name: kind for name, kind in known.items() if name in kept}
-        self.event = {n: kind for n, kind in changelog_columns(self.stream).items() if n in kept}
+        wanted = {*self.rule.keys, BEFORE, AFTER, REVISION, *TOLD_OF_ALL, *_columns_in(route, known, self.everything)}
+        self.columns = {name: kind for name, kind in known.items() if name in wanted}
+        self.event = {n: kind for n, kind in changelog_columns(self.stream).items() if n in wanted}
         more = [
             name for name in ("window_start", REVISION) if name in self.columns and name not in self.rule.key_columns
         ]
@@ -76,15 +76,15 @@ class StoreRouter(Router):
 
     def rows(self, log: DataFrame, start: int | None, head: int) -> DataFrame:
         """The store's events among some rows of the log, each with the states before and after it; of several windows a row each."""
-        events = self._numbered(log, head)
+        events = self._number_events(log, head)
         state, tombstones = self._before(events, start)
         until = None if start is None else head
-        made = self._with_states(self.steps, self.steps.after(events, state, tombstones, until), state)
+        with_states = self._with_states(self.steps, self.steps.after(events, state, tombstones, until), state)
         if self.route.late == RESEND:
-            made = self._revised(made, events, start, head)
-        return self._shown(made)
+            with_states = self._revise(with_states, events, start, head)
+        return self._select_named(with_states)
 
-    def _numbered(self, log: DataFrame, head: int) -> DataFrame:
+    def _number_events(self, log: DataFrame, head: int) -> DataFrame:
         if PLACE[0] not in log.columns:
             log = log.withColumn(PLACE[0], F.lit(head).cast("bigint"))
         return self.steps.numbered(log.withColumn(EVENT, F.struct(*map(quoted, self.event))), LOG_ORDER)
@@ -97,28 +97,30 @@ class StoreRouter(Router):
         if start is None:
             return self._empty(self.rule), None
         keys = events.select(self.keys).distinct()
-        which, version = self.position.said().get(STATE, ["", 0])
+        which, version = self.position.read_note().get(STATE, ["", 0])
         if which == self._state[0]:
             try:
                 state = self.steps.state_at(version).join(keys, self.keys, "semi").localCheckpoint()
                 return state, self.steps.tombstones_at(start)
             except Exception as error:
-                if not change_feed.gone(error):
+                if not change_feed.is_gone(error):
                     raise
         rule, log = self.rule, change_feed.events(self.spark, self.config, self.stream, None, start)
-        found = sql(self.spark, f"SELECT * FROM {rule.events('log', TRY)}", log=log).join(keys, self.keys, "semi")
-        views = {"state": self._empty(rule), "placed": sql(self.spark, rule.placed("events"), events=found)}
+        earlier_events = sql(self.spark, f"SELECT * FROM {rule.events('log', TRY)}", log=log).join(
+            keys, self.keys, "semi"
+        )
+        views = {"state": self._empty(rule), "placed": sql(self.spark, rule.placed("events"), events=earlier_events)}
         views["folded"] = sql(self.spark, rule.fold("placed"), **views)
         query = rule.combine(rule.spread("folded", "state", None), "state", None, again=True)
-        made = sql(self.spark, query, **views).localCheckpoint()
-        absent = sql(self.spark, f"SELECT {rule.remembered()} FROM absent", absent=made.where("NOT _present"))
+        folded_rows = sql(self.spark, query, **views).localCheckpoint()
+        absent = sql(self.spark, f"SELECT {rule.remembered()} FROM absent", absent=folded_rows.where("NOT _present"))
         remembered = absent.selectExpr("*", f"CAST({start} AS BIGINT) AS position", "current_timestamp() AS log_time")
-        return made.where("_present").select(*map(quoted, rule.state_columns)), remembered
+        return folded_rows.where("_present").select(*map(quoted, rule.state_columns)), remembered
 
-    def _with_states(self, steps: Steps, made: DataFrame | None, state: DataFrame) -> DataFrame:
+    def _with_states(self, steps: Steps, states: DataFrame | None, state: DataFrame) -> DataFrame:
         """Each step with the states before and after it, as structs that are null where there is none."""
         keys = list(steps.rule.keys)
-        if made is None:
+        if states is None:
             empty = {**steps.rule.keys, STEP: "INT", ORDER: "DECIMAL(38,0)"}
             rows = self.spark.createDataFrame([], schema_of(empty))
             event = F.lit(None).cast(schema_of(self.event)).alias(EVENT)
@@ -127,14 +129,14 @@ class StoreRouter(Router):
         row = F.struct(*(F.expr(shown).alias(name) for name, (_, shown) in shown_columns(self.rule).items()))
         first = state.select(*map(quoted, keys), row.alias("_first"))
         order = Window.partitionBy(*map(quoted, keys)).orderBy(STEP)
-        found = made.withColumn(AFTER, F.when(F.col("_present"), row)).select(
+        paired = states.withColumn(AFTER, F.when(F.col("_present"), row)).select(
             *map(quoted, keys), STEP, ORDER, EVENT, AFTER
         )
         earlier = F.when(F.row_number().over(order) == 1, F.col("_first")).otherwise(F.lag(AFTER).over(order))
-        found = found.join(first, keys, "left").withColumn(BEFORE, earlier).drop("_first")
-        return found.where(self._concerned()) if self.rule.store.windows else found
+        paired = paired.join(first, keys, "left").withColumn(BEFORE, earlier).drop("_first")
+        return paired.where(self._is_in_window()) if self.rule.store.windows else paired
 
-    def _concerned(self) -> Column:
+    def _is_in_window(self) -> Column:
         """Whether a window is one of the event's: of a report those that it is in, of a purge those that there were."""
         assert self.rule.store.windows
         since = f"unix_micros({EVENT}._event_time) - unix_micros(window_start)"
@@ -147,37 +149,37 @@ class StoreRouter(Router):
         entries = {n: F.array_sort(F.map_entries(c)) for n, c in columns.items() if n == "reports"}
         return [column.alias(name) for name, column in {**columns, **entries}.items()]
 
-    def _shown(self, rows: DataFrame) -> DataFrame:
+    def _select_named(self, rows: DataFrame) -> DataFrame:
         """The rows with what the route's expressions may name, and what they are ordered by."""
         own = {*self.rule.keys, BEFORE, AFTER, REVISION}
         shown = [
             F.col(quoted(name)) if name in own else F.col(f"{EVENT}.{quoted(name)}").alias(name)
             for name in self.columns
         ]
-        arrived = F.col(ARRIVED) if ARRIVED in rows.columns else _arrived()
+        arrived = F.col(ARRIVED) if ARRIVED in rows.columns else _arrival()
         ordered = [arrived.alias(ARRIVED), F.col(ORDER)]
         lacking = [name for name in ("_topic", *LOG_ORDER[1:]) if name not in self.columns]
         return rows.select(*shown, *ordered, *(F.col(f"{EVENT}.{name}").alias(name) for name in lacking))
 
     # Late events.
 
-    def _revised(self, rows: DataFrame, events: DataFrame, start: int | None, head: int) -> DataFrame:
+    def _revise(self, rows: DataFrame, events: DataFrame, start: int | None, head: int) -> DataFrame:
         """The rows in the order of events: those of keys with a late event anew, with what it has changed of the others."""
         late = self._late(events, start)
-        made = rows.withColumn(REVISION, F.lit(1)).withColumn(ARRIVED, _arrived())
+        first_told = rows.withColumn(REVISION, F.lit(1)).withColumn(ARRIVED, _arrival())
         if late.isEmpty():
-            return made
+            return first_told
         log = change_feed.events(self.spark, self.config, self.stream, None, head)
-        whole = self._numbered(log, head).join(late, self.keys, "semi").localCheckpoint()
+        whole = self._number_events(log, head).join(late, self.keys, "semi").localCheckpoint()
         told_anew = self._revisions(whole)
         coordinates = events.select(F.struct(*(F.col(c) for c in LOG_ORDER)).alias(ARRIVED))
         new = told_anew.join(coordinates, ARRIVED, "semi")
-        return made.join(late, self.keys, "anti").unionByName(new.select(*made.columns))
+        return first_told.join(late, self.keys, "anti").unionByName(new.select(*first_told.columns))
 
     def _late(self, events: DataFrame, start: int | None) -> DataFrame:
-        """The keys of events that are less than one that was there before them."""
+        """The keys that have a late event: one whose order is less than that of an event that came before it."""
         before = Window.partitionBy(*map(quoted, self.keys)).orderBy(STEP).rowsBetween(Window.unboundedPreceding, -1)
-        found = events.withColumn("_known", F.max(ORDER).over(before))
+        compared = events.withColumn("_known", F.max(ORDER).over(before))
         first = f"{EVENT}._rank" if self.rule.ranked else "unix_micros(_event_time)"
         since = events.agg(F.min(F.expr(first))).collect()[0][0]
         if start is not None and since is not None:
@@ -186,12 +188,14 @@ class StoreRouter(Router):
             log = log.where(f"_rank >= {since}" if self.rule.ranked else f"_event_time >= timestamp_micros({since})")
             known = sql(self.spark, f"SELECT * FROM {self.rule.events('log', TRY)}", log=log)
             most = known.groupBy(*map(quoted, self.keys)).agg(F.max(ORDER).alias("_most"))
-            found = found.join(most, self.keys, "left").withColumn("_known", F.greatest("_known", "_most"))
-        return found.where(F.col("_known") > F.col(ORDER)).select(*map(quoted, self.keys)).distinct().localCheckpoint()
+            compared = compared.join(most, self.keys, "left").withColumn("_known", F.greatest("_known", "_most"))
+        return (
+            compared.where(F.col("_known") > F.col(ORDER)).select(*map(quoted, self.keys)).distinct().localCheckpoint()
+        )
 
     def _revisions(self, events: DataFrame) -> DataFrame:
-        """All that has been told of keys from their first event on, and is to be told: the states of each event as of when it came, and
-        as of each late event after it that has made them others."""
+        """Every revision of every event of some keys, those that were sent and those that are to be: an event's states as they were when it
+        came, and again for each later event that came late and changed its ``after``."""
         keys = [*map(quoted, self.keys)]
         before = Window.partitionBy(*keys).orderBy(STEP).rowsBetween(Window.unboundedPreceding, -1)
         marked = events.withColumn("_late", F.coalesce(F.max(ORDER).over(before) > F.col(ORDER), F.lit(False)))
@@ -199,7 +203,7 @@ class StoreRouter(Router):
             self.steps, self.steps.after(events, self._empty(self.rule), None, None), self._empty(self.rule)
         )
         in_time = by_log.join(marked.where("NOT _late").select(*keys, STEP), [*self.keys, STEP], "semi")
-        in_time = in_time.withColumn(ARRIVED, _arrived()).drop(STEP)
+        in_time = in_time.withColumn(ARRIVED, _arrival()).drop(STEP)
 
         # What was there when a late event came, in the order of events: a key of its own for each.
         arrivals = marked.where("_late").select(
@@ -216,22 +220,22 @@ class StoreRouter(Router):
         every = in_time.unionByName(revised)
         after = F.to_json(F.struct(*self._comparable()))
         of = Window.partitionBy(*map(quoted, self.rule.keys), ORDER).orderBy(ARRIVED)
-        itself = F.col(ARRIVED) == _arrived()
+        itself = F.col(ARRIVED) == _arrival()
         changed = after != F.coalesce(F.lag(after).over(of), F.lit("{}"))  # of nothing but nulls
         every = every.withColumn("_said", itself | changed)
         number = F.sum(F.col("_said").cast("int")).over(of).cast("int")
         return every.withColumn(REVISION, number).where("_said").drop("_said").withColumn(STEP, F.lit(0))
 
 
-def _asked_for(route: Route, known: Iterable[str], everything: Iterable[str]) -> set[str]:
-    """Those of the columns that a route's expressions may name, and perhaps more: whose names are in them."""
+def _columns_in(route: Route, known: Iterable[str], everything: Iterable[str]) -> set[str]:
+    """The known columns whose names occur in a route's expressions, and so perhaps more than they use."""
     texts = [*route.select, route.where or "", route.to.key or ""]
-    found = " ".join(texts).lower()
+    text = " ".join(texts).lower()
     all_of = everything if any(map(ALL.search, texts)) else ()
-    return {name for name in known if name.lower() in found}.union(all_of)
+    return {name for name in known if name.lower() in text}.union(all_of)
 
 
-def _arrived() -> Column:
+def _arrival() -> Column:
     """When a row's event came: its place in the log."""
     return F.struct(*(F.col(f"{EVENT}.{name}").alias(name) for name in LOG_ORDER))
 

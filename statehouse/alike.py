@@ -17,7 +17,7 @@ from contextlib import suppress
 from sqlglot import exp
 
 from statehouse.config.models import Store, Stream
-from statehouse.kinds import Differs, typed
+from statehouse.kinds import Differs, infer_type
 from statehouse.types import INTEGERS, Type, parse_type
 from statehouse.values import parse_expression
 
@@ -30,7 +30,7 @@ SAFE: dict[type[exp.Expr], type[exp.Expr]] = {
 
 
 @functools.lru_cache(maxsize=1000)
-def _parsed(expression: str) -> exp.Expr:
+def _parse(expression: str) -> exp.Expr:
     return parse_expression(expression)
 
 
@@ -39,12 +39,12 @@ def kind_of(expression: str, columns: Mapping[str, str]) -> Type:
     same in both engines."""
     if "array_size" in expression.lower():  # to sqlglot `size`, which is -1 of what is null, and this is null
         raise Differs("array_size(…) is not known to be the same in DuckDB; write size(…)")
-    tree = _parsed(expression)
+    tree = _parse(expression)
     if isinstance(tree, exp.Anonymous) and tree.name.lower() == "timestamp_micros" and len(tree.expressions) == 1:
         tree = exp.Anonymous(
             this="timestamp_millis", expressions=tree.expressions
         )  # what is outside of the years is null here alone
-    return typed(tree, _types(columns))
+    return infer_type(tree, _types(columns))
 
 
 def _types(columns: Mapping[str, str]) -> dict[str, Type]:
@@ -70,13 +70,13 @@ def nulled(expression: str, columns: Mapping[str, str]) -> str:
     if difference(expression, columns) is not None:
         return expression
     names = _types(columns)
-    made = exp.Paren(this=_parsed(expression).copy())
-    found = [node for node in made.walk() if type(node) in SAFE and _whole_number(node, names)]
-    for node in reversed(found):  # the inner ones first
+    parent = exp.Paren(this=_parse(expression).copy())
+    arithmetic = [node for node in parent.walk() if type(node) in SAFE and _whole_number(node, names)]
+    for node in reversed(arithmetic):  # the inner ones first
         zero = exp.Literal.number(0)
         operands = (zero, node.this) if isinstance(node, exp.Neg) else (node.this, node.expression)
         node.replace(SAFE[type(node)](this=operands[0], expression=operands[1]))
-    return made.this.sql("spark") if found else expression
+    return parent.this.sql("spark") if arithmetic else expression
 
 
 def _whole_number(node: exp.Expr, names: Mapping[str, Type]) -> bool:
@@ -86,9 +86,9 @@ def _whole_number(node: exp.Expr, names: Mapping[str, Type]) -> bool:
     scope = dict(names)
     for function in reversed([*_lambdas(node)]):
         assert function.parent is not None
-        scope[function.expressions[0].name.lower()] = typed(function.parent.this, scope).parts[0]
+        scope[function.expressions[0].name.lower()] = infer_type(function.parent.this, scope).parts[0]
     try:
-        return typed(node, scope).name in INTEGERS
+        return infer_type(node, scope).name in INTEGERS
     except Differs:  # a part of what is alike as a whole, such as the days of `date_sub`
         return False
 

@@ -40,7 +40,7 @@ def own_parts(reduce: Own, value: str, types: Sequence[str]) -> Iterator[tuple[P
     ]
     for place, written, names, kind in parts:
         try:
-            yield place, written, _given(written, names, kind, aggregates=place[0] == "fold")
+            yield place, written, _nulled_expression(written, names, kind, aggregates=place[0] == "fold")
         except Differs as error:
             yield place, written, error
 
@@ -48,12 +48,12 @@ def own_parts(reduce: Own, value: str, types: Sequence[str]) -> Iterator[tuple[P
 def own_given(reduce: Own, value: str, types: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """The expressions of a reducer, as they are written and as both engines are given them. Raises Differs where one is not known to be
     alike."""
-    made = []
+    pairs = []
     for _, written, given in own_parts(reduce, value, types):
         if isinstance(given, Differs):
             raise given
-        made.append((written, given))
-    return tuple(made)
+        pairs.append((written, given))
+    return tuple(pairs)
 
 
 def own_given_or_written(reduce: Own, value: str, types: Sequence[str]) -> tuple[tuple[str, str], ...]:
@@ -63,22 +63,22 @@ def own_given_or_written(reduce: Own, value: str, types: Sequence[str]) -> tuple
     return ()
 
 
-def _given(written: str, names: Mapping[str, str], kind: str, aggregates: bool) -> str:
+def _nulled_expression(written: str, names: Mapping[str, str], kind: str, aggregates: bool) -> str:
     """An expression as both engines are given it; Differs where it is not known to be alike, as a value of a type."""
-    made: dict[str, str] = {}
+    aggregates_by_column: dict[str, str] = {}
     if aggregates:
         whole = parse_expression(written)
         tree, names = exp.Paren(this=whole.copy()), dict(names)
         for number, node in enumerate(_aggregates(tree)):
             column = f"_aggregate_{number}_"
-            names[column], made[column] = _aggregate(node, names)
+            names[column], aggregates_by_column[column] = _aggregate(node, names)
             node.replace(exp.column(column))
         written = tree.this.sql("spark")
     kind_of(f"CAST(({written}) AS {kind})", names)
     text = nulled(written, names)
-    if made and text != written:  # DuckDB has no TRY around an aggregate
+    if aggregates_by_column and text != written:  # DuckDB has no TRY around an aggregate
         raise differs(whole)
-    for column, aggregate in made.items():
+    for column, aggregate in aggregates_by_column.items():
         text = text.replace(column, aggregate)
     return text
 

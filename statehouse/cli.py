@@ -68,21 +68,21 @@ def main(argv: list[str] | None = None) -> int:
         error.show()
         return 2
     except click.UsageError as error:
-        show_problems([_misused(error)])
+        show_problems([_usage_problem(error)])
         return 2
     except click.Abort:  # Ctrl-C
         return 0
 
 
-def _misused(error: click.UsageError) -> Problem:
+def _usage_problem(error: click.UsageError) -> Problem:
     """What is wrong with the command line."""
     context = error.ctx
     name = context.command_path if context else "statehouse"
     usage = " ".join([name, *context.command.collect_usage_pieces(context)]) if context else f"{name} COMMAND"
-    return Problem(f"{name}: found {_lowered(error.format_message())}, expected {usage}", f"{name} --help")
+    return Problem(f"{name}: found {_inside_sentence(error.format_message())}, expected {usage}", f"{name} --help")
 
 
-def _lowered(text: str) -> str:
+def _inside_sentence(text: str) -> str:
     """A message of click's inside a sentence."""
     return text[:1].lower() + text[1:].rstrip(".")
 

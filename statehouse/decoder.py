@@ -26,10 +26,8 @@ from statehouse.payload import (
     read,
     read_object,
 )
-from statehouse.types import INTEGERS, Type
-
-# The typed way: what msgspec checks by itself, and what is finished column by column: text, and JSON that is not read yet.
-_TEXTUAL = ("DATE", "TIMESTAMP", "TIMESTAMP_NTZ")
+from statehouse.spark_sql import TIMES
+from statehouse.types import FLOATS, INTEGERS, Type
 
 
 class Decoder:
@@ -39,7 +37,8 @@ class Decoder:
         self.fields = tuple(fields)
         self.schema = pa.schema([(field.name, field.kind.arrow) for field in fields])
         self._row = _row_type(self.fields)
-        self._unfinished = [f.kind.name in _TEXTUAL or _typed(f.kind) is msgspec.Raw for f in self.fields]
+        # Columns that msgspec does not finish: times, which are text to it, and JSON that is not read yet.
+        self._unfinished = [f.kind.name in TIMES or _typed(f.kind) is msgspec.Raw for f in self.fields]
         self._decode = msgspec.json.Decoder(self._row).decode if self._row else None
 
     def decode(self, texts: Sequence[str | None]) -> tuple[list[pa.Array], list[str | None]]:
@@ -83,7 +82,7 @@ class Decoder:
         columns = []
         for number, (field, unfinished) in enumerate(zip(self.fields, self._unfinished, strict=True)):
             values = list(map(attrgetter(f"c{number}"), rows))
-            columns.append(_finished(values, field.kind, left) if unfinished else values)
+            columns.append(_finish(values, field.kind, left) if unfinished else values)
         return [
             column if isinstance(column, pa.Array) else _array(column, field.kind)
             for field, column in zip(self.fields, columns, strict=True)
@@ -131,7 +130,7 @@ def _present(texts: Iterable[str | None]) -> list[int]:
 
 def _typed(kind: Type) -> Any:
     """What msgspec gives of a column: its values, its text, or JSON."""
-    return str if kind.name in _TEXTUAL else _plain_type(kind) or msgspec.Raw
+    return str if kind.name in TIMES else _plain_type(kind) or msgspec.Raw
 
 
 def _row_type(fields: Sequence[Field]) -> Any:
@@ -175,7 +174,7 @@ def _array(values: Sequence[Any], kind: Type) -> pa.Array:
     if kind.name == "DATE":
         return pa.array(values, pa.int32()).view(kind.arrow)
     column = pa.array(values, kind.arrow)
-    return _without_minus_zero(column) if any(leaf.name in ("FLOAT", "DOUBLE") for leaf in kind.leaves) else column
+    return _without_minus_zero(column) if any(leaf.name in FLOATS for leaf in kind.leaves) else column
 
 
 def _without_minus_zero(column: pa.Array) -> pa.Array:
@@ -196,7 +195,7 @@ def _without_minus_zero(column: pa.Array) -> pa.Array:
     return column
 
 
-def _finished(values: list[Any], kind: Type, left: set[int]) -> list[Any] | pa.Array:
+def _finish(values: list[Any], kind: Type, left: set[int]) -> list[Any] | pa.Array:
     """Text, or JSON, as values of a type; the payloads where it is none are ``left``."""
     if kind.name in ("DATE", "TIMESTAMP"):
         column = pa.array(values, pa.string())
@@ -231,5 +230,5 @@ def _within(column: pa.Array) -> pa.Array:
 
 def in_payloads(fields: Sequence[Field], texts: Sequence[str | None]) -> pa.StructArray:
     """What payloads that were accepted without some columns have for them; null where the payload would be refused for it."""
-    found = [Decoder([field]).decode(texts)[0][0] for field in fields]
-    return pa.StructArray.from_arrays(found, names=[field.name for field in fields])
+    columns = [Decoder([field]).decode(texts)[0][0] for field in fields]
+    return pa.StructArray.from_arrays(columns, names=[field.name for field in fields])

@@ -86,7 +86,7 @@ def python() -> Check:
 
 def java() -> Check:
     """Whether Java is one that Spark runs on."""
-    if not _installed("pyspark"):
+    if not _installed_version("pyspark"):
         return Check("Java", "skip", "this machine has no pyspark: it runs no jobs")
     home = os.environ.get("JAVA_HOME")
     command = str(Path(home, "bin", "java")) if home else "java"
@@ -101,10 +101,10 @@ def java() -> Check:
     if version is None:
         lacks = f"has no module {JAVA_MODULE}" if JAVA_MODULE in done.stderr + done.stdout else "does not start"
         return Check("Java", "bad", f"{command} {lacks}", f"{needed}, with all its modules")
-    found = f"{version[1]}{version[2]} ({command})"
+    version_text = f"{version[1]}{version[2]} ({command})"
     if not OLDEST_JAVA <= int(version[1]) <= NEWEST_JAVA:
-        return Check("Java", "bad", found, f"{needed}, and set JAVA_HOME to it if another comes first")
-    return Check("Java", "ok", found)
+        return Check("Java", "bad", version_text, f"{needed}, and set JAVA_HOME to it if another comes first")
+    return Check("Java", "ok", version_text)
 
 
 def packages() -> Check:
@@ -113,13 +113,13 @@ def packages() -> Check:
         needed = [Requirement(line) for line in metadata.requires("statehouse") or ()]
     except metadata.PackageNotFoundError:
         return Check("packages", "skip", "statehouse itself is not installed as a package, so its pins are not known")
-    extras = ["", *(extra for extra, leader in HALVES.items() if _installed(leader))]
+    extras = ["", *(extra for extra, leader in HALVES.items() if _installed_version(leader))]
     wrong, count = [], 0
     for requirement in needed:
         # A requirement of no half has no marker.
         if any(requirement.marker is None or requirement.marker.evaluate({"extra": extra}) for extra in extras):
             count += 1
-            version = _installed(requirement.name)
+            version = _installed_version(requirement.name)
             if version is None or not requirement.specifier.contains(version, prereleases=True):
                 wrong.append(f"{requirement.name} {version or 'missing'}, expected {requirement.specifier}")
     halves = ", ".join(extra for extra in extras if extra) or "neither jobs nor api"
@@ -130,7 +130,7 @@ def packages() -> Check:
     return Check("packages", "ok", f"{count} fit together ({halves})")
 
 
-def _installed(package: str) -> str | None:
+def _installed_version(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -178,12 +178,12 @@ def disk(config: Config) -> Check:
     if remote(config.root):
         return Check("disk", "skip", f"{config.root} is an object store")
     usage = shutil.disk_usage(_folder(config.root))
-    found = f"{_size(usage.free)} free of {_size(usage.total)}, at {config.root}"
+    room = f"{_size(usage.free)} free of {_size(usage.total)}, at {config.root}"
     if usage.free < LEAST_DISK:
-        return Check("disk", "bad", found, "make room, or give the lake another root")
+        return Check("disk", "bad", room, "make room, or give the lake another root")
     if usage.free < WANTED_DISK:
-        return Check("disk", "warn", found, "make room; `statehouse maintain --once` removes old versions")
-    return Check("disk", "ok", found)
+        return Check("disk", "warn", room, "make room; `statehouse maintain --once` removes old versions")
+    return Check("disk", "ok", room)
 
 
 def lake(config: Config) -> Iterator[Check]:
@@ -195,8 +195,10 @@ def lake(config: Config) -> Iterator[Check]:
     except Exception as error:  # of the object store's client, or of a log that is broken: they have many words
         yield Check("lake can be read", "bad", first_line(error), f"look at {config.root}, and at who may read it")
     else:
-        found = f"{count} of {len(paths)} tables are there" if count else "no tables yet: `statehouse run` makes them"
-        yield Check("lake can be read", "ok", f"{found}, at {config.root}")
+        tables_there = (
+            f"{count} of {len(paths)} tables are there" if count else "no tables yet: `statehouse run` makes them"
+        )
+        yield Check("lake can be read", "ok", f"{tables_there}, at {config.root}")
     if remote(config.root):
         yield Check("lake can be written", "skip", "it is not tried on an object store")
         return
@@ -248,7 +250,7 @@ def topics(config: Config) -> Iterator[Check]:
     began = time.monotonic()
     for number, stream in enumerate(config.streams.values()):
         try:
-            found = kafka.find_topic(config.kafka, stream.topic, KAFKA_SECONDS)
+            description = kafka.find_topic(config.kafka, stream.topic, KAFKA_SECONDS)
         except KafkaUnavailable as error:
             if number == 0:
                 yield Check("Kafka", "bad", str(error), error.advice)
@@ -258,12 +260,12 @@ def topics(config: Config) -> Iterator[Check]:
             continue
         if number == 0:
             yield Check("Kafka", "ok", f"{servers} answers in {(time.monotonic() - began) * 1000:.0f} ms")
-        yield _topic(config, stream.name, stream.topic, found)
+        yield _topic(config, stream.name, stream.topic, description)
 
 
-def _topic(config: Config, stream: str, topic: str, found: kafka.Topic | None) -> Check:
+def _topic(config: Config, stream: str, topic: str, current: kafka.Topic | None) -> Check:
     name = f"topic {topic}"
-    if found is None:
+    if current is None:
         advice = (
             "make it with as many partitions as you want; else `statehouse run` makes it with the broker's defaults"
         )
@@ -272,6 +274,6 @@ def _topic(config: Config, stream: str, topic: str, found: kafka.Topic | None) -
         known = (tables.metadata(tables.table(config, "changelog", stream), "offsets") or {}).get("id")
     except Exception:  # the check of the lake says why
         known = None
-    if error := kafka.recreated(topic, known, found):
+    if error := kafka.recreated(topic, known, current):
         return Check(name, "bad", error, "give the stream a new name")
-    return Check(name, "ok", f"{len(found.partitions)} partitions")
+    return Check(name, "ok", f"{len(current.partitions)} partitions")

@@ -19,5 +19,5 @@ def failing(config: Config, part: str) -> dict[str, dict[str, str]]:
     """By the name of a stream, store or route: the ``error``, and ``since`` when (ISO 8601), until a try succeeds. Of one that is not
     in the file any more there is no other try."""
     names: dict[str, Collection[str]] = {"ingest": config.streams, "route": config.routes, "tasks": ("tasks",)}
-    kept = (metadata(failures_table(config, part), part) or {}).get(part, {})
-    return {name: failure for name, failure in kept.items() if name in names.get(part, config.stores)}
+    failures = (metadata(failures_table(config, part), part) or {}).get(part, {})
+    return {name: failure for name, failure in failures.items() if name in names.get(part, config.stores)}

@@ -12,6 +12,8 @@ A store's :class:`Rule` makes three queries, over relations that the caller name
    present or not. ``_conflict`` marks a key whose late reset falls between values that are added up already:
    it has to be folded again from the whole changelog. Before it, in a windowed store, ``spread``: a key's purge, new
    or remembered, becomes the ``reset`` of each of its windows.
+
+It is one module, as all of it is one class of queries that share their columns and their placeholders.
 """
 
 from __future__ import annotations
@@ -29,19 +31,19 @@ from statehouse.values import milliseconds, safe
 
 
 def gained(stream: Stream, names: Sequence[str], payload: str) -> dict[str, str]:
-    """The columns that a stream's schema has gained, as expressions over rows of the changelog, whose columns are
-    ``names``: where a row is from before, taken from its payload if that was kept, else null. ``payload`` is a struct of what the
-    payload has for the :func:`gained_columns`."""
+    """The columns that a stream's schema has gained since its changelog was made: an expression by column, over rows of the changelog,
+    whose columns are ``names``. A row from before takes the value from its payload if that was kept, else it is null. ``payload`` names
+    a struct of the payload's values for the :func:`gained_columns`."""
     known = [n.lower() for n in names]
-    made = {}
+    expressions = {}
     for column in gained_columns(stream, names):
         name = quoted(column.name)
-        found = [name] if column.name.lower() in known else []  # a version from before has no such column yet
-        made[column.name] = f"coalesce({', '.join([*found, f'{payload}.{name}'])})"
+        stored = [name] if column.name.lower() in known else []  # a version from before has no such column yet
+        expressions[column.name] = f"coalesce({', '.join([*stored, f'{payload}.{name}'])})"
     for lookup in stream.lookups:  # what was looked up is in no payload
         if lookup.name.lower() not in known:
-            made[lookup.name] = f"CAST(NULL AS {lookup.column.type})"
-    return made
+            expressions[lookup.name] = f"CAST(NULL AS {lookup.column.type})"
+    return expressions
 
 
 def gained_columns(stream: Stream, names: Sequence[str]) -> list[Field]:
@@ -110,8 +112,9 @@ class Rule:
         memory = {n: self.own[n] for n in self.store.reducer.memory}
         return {**self.keys, **memory, "reset": ORDER, "position": "BIGINT", "log_time": "TIMESTAMP"}
 
-    def _spoken(self, expression: str) -> str:
-        """What a user wrote as an engine is given it."""
+    def _guarded(self, expression: str) -> str:
+        """A user's expression as an engine is given it: with the guards of :func:`statehouse.alike.nulled` and
+        :func:`statehouse.values.safe`."""
         return safe(dict(self.nulled).get(expression, expression))
 
     def _fill(self, text: str, side: str = "", cut: str = "") -> str:
@@ -124,7 +127,7 @@ class Rule:
             "s": side,
             "cut": cut,
             **{str(i): literal(a) for i, a in enumerate(self.store.arguments)},
-            **{f"sql:{n}": self._spoken(e) for n, e in reducer.written.items()},
+            **{f"sql:{n}": self._guarded(e) for n, e in reducer.written.items()},
         }
         if self.own_types:
             names = [n.removeprefix("fold.") for n in reducer.written if n.startswith("fold.")]
@@ -177,11 +180,11 @@ class Rule:
         """The key's columns as expressions over rows of the changelog; ``guard`` as in :meth:`events`."""
         if self.captured:
             return [
-                valid(f"CAST({guard.format(self._spoken(k.expression))} AS {t})", t, k.expression)
+                valid(f"CAST({guard.format(self._guarded(k.expression))} AS {t})", t, k.expression)
                 for k, t in zip(self.store.keys, self.key_types, strict=True)
             ]
         return [
-            f"CASE WHEN _op = 'report' THEN {valid(f'CAST({guard.format(self._spoken(k.expression))} AS {t})', t, k.expression)} ELSE {control} END"
+            f"CASE WHEN _op = 'report' THEN {valid(f'CAST({guard.format(self._guarded(k.expression))} AS {t})', t, k.expression)} ELSE {control} END"
             for k, t, control in zip(self.store.keys, self.key_types, self.control_keys(), strict=True)
         ]
 
@@ -189,7 +192,7 @@ class Rule:
         """Whether a row of the changelog is for the store; ``guard`` as in :meth:`events`."""
         store = self.store
         controls = "_op = 'purge'" if store.windows else "_op IN ('set', 'purge')"  # a set names no window
-        return f"""(_op = 'report' AND ({guard.format(self._spoken(store.where)) if store.where else "TRUE"}))
+        return f"""(_op = 'report' AND ({guard.format(self._guarded(store.where)) if store.where else "TRUE"}))
        OR ({controls} AND (_store IS NULL OR _store = {literal(store.name)}))"""
 
     def events(self, changelog: str, guard: str = "{}", more: Sequence[str] = ()) -> str:
@@ -202,17 +205,17 @@ class Rule:
         named = zip(self.key_of(guard), self.key_columns, strict=True)
         keys = ",\n    ".join(f"{expression} AS {quoted(name)}" for expression, name in named)
         value = reducer.event_value.replace(
-            "{value}", guard.format(self._spoken(store.value)) if store.value else "TRUE"
+            "{value}", guard.format(self._guarded(store.value)) if store.value else "TRUE"
         )
         value = valid(f"CAST({value} AS {self.event_type})", self.event_type, store.value or "TRUE")
         agent = "''"
         if store.agent:
-            agent = f"coalesce({valid(f'CAST({guard.format(self._spoken(store.agent))} AS STRING)', 'STRING', store.agent)}, '')"
+            agent = f"coalesce({valid(f'CAST({guard.format(self._guarded(store.agent))} AS STRING)', 'STRING', store.agent)}, '')"
         resets = "_op = 'purge' OR (_op = 'set' AND _value IS NOT NULL)" if reducer.additive else "_op = 'purge'"
         columns = {**self.key_columns, "_value": self.event_type}
         # Without an alias that changes nothing: Spark mixes up a checkpoint's constraints then.
         bounded = (
-            column if (made := finite(within_years(column, kind), kind)) == column else f"{made} AS {column}"
+            column if (bounds := finite(within_years(column, kind), kind)) == column else f"{bounds} AS {column}"
             for column, kind in ((name if name == "_value" else quoted(name), kind) for name, kind in columns.items())
         )
         selected = ", ".join([*bounded, "_order", "_event_time", "_op", "_agent", *more])
@@ -236,8 +239,8 @@ class Rule:
         """Whether the retention of the window that starts at these microseconds is over."""
         if not self.store.windows or not self.store.retention:
             return "FALSE"
-        kept = self.store.windows[0] + milliseconds(self.store.retention) * 1000
-        return f"({start} + {kept} <= unix_micros(current_timestamp()))"
+        microseconds = self.store.windows[0] + milliseconds(self.store.retention) * 1000
+        return f"({start} + {microseconds} <= unix_micros(current_timestamp()))"
 
     @property
     def _newest(self) -> str:
@@ -262,11 +265,11 @@ class Rule:
 
     def placed(self, events: str, more: Sequence[str] = ()) -> str:
         """Those of the :meth:`events` that have a key, each in its windows; with ``more`` of their columns."""
-        made = ", ".join(["_order, _event_time, _op, _agent, _value, _reset", *more])
+        columns = ", ".join(["_order, _event_time, _op, _agent, _value, _reset", *more])
         if not self.store.windows:
-            return f"\n  SELECT {self._key_list()}, {made} FROM {events} WHERE NOT {self._unkeyed}"
+            return f"\n  SELECT {self._key_list()}, {columns} FROM {events} WHERE NOT {self._unkeyed}"
         return f"""
-  SELECT {self._key_list(windows=False)}, CASE WHEN _op = 'report' THEN timestamp_micros(_start) END AS window_start, {made}
+  SELECT {self._key_list(windows=False)}, CASE WHEN _op = 'report' THEN timestamp_micros(_start) END AS window_start, {columns}
   FROM (SELECT *, explode({self._starts}) AS _start FROM {events} WHERE NOT {self._unkeyed})
   WHERE _op <> 'report' OR NOT {self.late("_start")}"""
 
@@ -285,8 +288,8 @@ class Rule:
     def folds(self, cut: str) -> dict[str, str]:
         """The reducer's aggregates of events, by the column that keeps each; ``cut`` is the order of the reset that they come after."""
         reducer = self.store.reducer
-        made = {**reducer.fold, **reducer.ranked_fold} if self.ranked else reducer.fold
-        return {c: self._fill(e, cut=cut) for c, e in made.items()}
+        aggregates = {**reducer.fold, **reducer.ranked_fold} if self.ranked else reducer.fold
+        return {c: self._fill(e, cut=cut) for c, e in aggregates.items()}
 
     def fold(self, events: str, resets: bool = True) -> str:
         """One row a key out of the store's events; ``resets=False`` promises that none of them is a reset."""
@@ -322,8 +325,8 @@ class Rule:
   FROM (SELECT {keys}, {cut} AS _cut FROM {events} GROUP BY {keys}) AS _r LEFT JOIN ({values}) AS _v USING ({keys})"""
 
     def spread(self, rows: str, state: str | None, tombstones: str | None) -> str:
-        """The folded rows, with the purge of a key as the reset of each of its windows: of those in ``rows`` and, where
-        ``state`` is given, of those that only the state has."""
+        """The folded rows of a windowed store, in which the purge of a key is the ``reset`` of each of its windows: of the windows in
+        ``rows`` and, where ``state`` is given, of those that only the state has. Without windows these are the ``rows``."""
         if not self.store.windows:
             return rows
         of, keys = self._key_list(windows=False), self._key_list()
@@ -348,9 +351,9 @@ class Rule:
         of_state: Sequence[str] = (),
         of_rows: Sequence[str] = (),
     ) -> str:
-        """The new rows of the keys in ``rows``: the state's columns, ``_present``, ``_here`` (the state has the
-        key) and ``_conflict``; and as they are in the state, or in ``rows``, some columns of these. ``again``: ``rows`` are folded from the whole
-        changelog and replace the state's."""
+        """The new rows of the keys in ``rows``: the state's columns, ``_present``, ``_here`` (the state has the key) and ``_conflict``.
+        ``of_state`` and ``of_rows`` are columns to carry along unchanged. ``again``: ``rows`` are folded from the whole changelog, and
+        replace the state's instead of being combined with them."""
         reducer, keys, own = self.store.reducer, self._key_list(), self.own
         # The key's first column is never null where there is a row: it tells whether there is one.
         first = quoted(next(iter(self.keys)))
@@ -399,10 +402,10 @@ class Rule:
     def _latest_tombstones(self, tombstones: str) -> str:
         """A key's latest tombstone says all that the earlier ones did: each was made from the row before it."""
         columns = [c for c in self.tombstone_columns if c not in self.keys and c not in ("position", "log_time")]
-        made = ", ".join(f"{quoted(c)} AS {quoted(c)}" for c in columns)
+        fields = ", ".join(f"{quoted(c)} AS {quoted(c)}" for c in columns)
         back = ", ".join(f"_last_one.{quoted(c)} AS {quoted(c)}" for c in columns)
         return f"""(SELECT {self._key_list()}, {back} FROM (SELECT {self._key_list()},
-      max_by(struct({made}), position) AS _last_one FROM {tombstones} GROUP BY {self._key_list()}))"""
+      max_by(struct({fields}), position) AS _last_one FROM {tombstones} GROUP BY {self._key_list()}))"""
 
     def remembered(self) -> str:
         """The memory columns of a row that is absent now, as a select list for the tombstones."""

@@ -7,6 +7,7 @@ import functools
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
@@ -15,7 +16,6 @@ from confluent_kafka.cimpl import NewTopic
 
 from statehouse import kafka_clients as clients
 from statehouse.errors import KafkaRefused, KafkaUnavailable, TopicRefused, TopicUnavailable
-from statehouse.kafka_clients import java as java
 
 # A record's own time counts in these years. Before them Spark takes it for one of another calendar, after them it is no time in JSON.
 FIRST_TIME, LAST_TIME = "1583-01-01 00:00:00", "9999-12-31 23:59:59.999"
@@ -105,8 +105,8 @@ def _hear(number: int, error: KafkaError) -> None:
 def _refusal(properties: Mapping[str, Any], since: float = float("-inf")) -> _Refusal | None:
     """Why brokers did not let a client with these properties in, where that was a moment ago and after ``since`` (of the monotonic
     clock); else None. A client says it when it is polled."""
-    found = _REFUSED.get(_number(properties))
-    return found if found and found.at >= max(since, time.monotonic() - REFUSED_SECONDS) else None
+    last = _REFUSED.get(_number(properties))
+    return last if last and last.at >= max(since, time.monotonic() - REFUSED_SECONDS) else None
 
 
 def usable_time(milliseconds: int) -> int | None:
@@ -136,14 +136,14 @@ def find_topic(
     """The topic of that name; None where there is none. Raises :class:`KafkaUnavailable`. Who asks often has an ``admin``."""
     client = admin or AdminClient(librdkafka(properties))  # held by a name: the request dies with it
     try:
-        asked = client.describe_topics(TopicCollection([topic]), request_timeout=timeout)[topic]
-        found = _answer(properties, client, asked, timeout)
+        request = client.describe_topics(TopicCollection([topic]), request_timeout=timeout)[topic]
+        description = _answer(properties, client, request, timeout)
     except KafkaException as error:
         if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return None
         raise _unavailable(properties, error) from None
-    number = str(found.topic_id).translate(URL_SAFE)
-    return Topic(None if number == NO_ID else number, sorted(partition.id for partition in found.partitions))
+    number = str(description.topic_id).translate(URL_SAFE)
+    return Topic(None if number == NO_ID else number, sorted(partition.id for partition in description.partitions))
 
 
 def topic_names(properties: dict[str, Any], timeout: float = 10.0) -> list[str]:
@@ -156,30 +156,30 @@ def topic_names(properties: dict[str, Any], timeout: float = 10.0) -> list[str]:
         raise _unavailable(properties, error) from None
 
 
-def recreated(topic: str, known: str | None, found: Topic | None) -> str | None:
+def recreated(topic: str, known: str | None, current: Topic | None) -> str | None:
     """That the topic of that name is not the one that the changelog's position is of, and what to do; None where it is, or where
     an id is not known."""
-    if known is None or found is None or found.id in (None, known):
+    if known is None or current is None or current.id in (None, known):
         return None
     return (
-        f"the topic {topic} was deleted and made again: the changelog has the one with the id {known}, found {found.id}, whose "
+        f"the topic {topic} was deleted and made again: the changelog has the one with the id {known}, found {current.id}, whose "
         "offsets are of other events. Give the stream a new name: its changelog begins with the new topic"
     )
 
 
 def partitions(properties: dict[str, Any], topic: str, timeout: float = 10.0) -> list[int]:
     """The topic's partitions; empty where there is no such topic. Raises :class:`KafkaUnavailable`."""
-    found = find_topic(properties, topic, timeout)
-    return found.partitions if found else []
+    description = find_topic(properties, topic, timeout)
+    return description.partitions if description else []
 
 
-def _answer(properties: dict[str, Any], admin: AdminClient, asked: Any, timeout: float) -> Any:
+def _answer(properties: dict[str, Any], admin: AdminClient, request: Any, timeout: float) -> Any:
     """What brokers answer to a request of an ``admin``. Raises KafkaException; and KafkaRefused as soon as they do not let it in,
     which the client itself would try until the timeout."""
     began = time.monotonic()
     while True:
         try:
-            return asked.result(0.1)
+            return request.result(0.1)
         except concurrent.futures.TimeoutError:
             if time.monotonic() > began + timeout + 5:
                 raise
@@ -232,15 +232,15 @@ def topic_settings(properties: dict[str, Any], topic: str, timeout: float = 10.0
     admin, until = AdminClient(librdkafka(properties)), time.monotonic() + timeout
     while True:
         try:
-            asked = admin.describe_configs([resource], request_timeout=timeout)[resource]
-            found = _answer(properties, admin, asked, timeout)
+            request = admin.describe_configs([resource], request_timeout=timeout)[resource]
+            entries = _answer(properties, admin, request, timeout)
             break
         except KafkaException as error:
             # One that was made a moment ago is not known to every broker yet.
             if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART or time.monotonic() > until:
                 raise _unavailable(properties, error) from None
             time.sleep(0.1)
-    return {name: entry.value for name, entry in found.items()}
+    return {name: entry.value for name, entry in entries.items()}
 
 
 def await_topic(
@@ -255,11 +255,11 @@ def await_topic(
     ``patience`` is in seconds; after them the last :class:`KafkaUnavailable` is raised. Who has an end to it is told at once that
     Kafka does not let us in.
     """
-    until, told = time.monotonic() + patience, False
+    until, announced = time.monotonic() + patience, False
     while True:
         try:
-            if found := partitions(properties, topic, timeout=5):
-                return found
+            if numbers := partitions(properties, topic, timeout=5):
+                return numbers
             create_topic(properties, topic)
             say(f"created the topic {topic}")
         except KafkaUnavailable as error:
@@ -267,39 +267,61 @@ def await_topic(
             refused = isinstance(error, KafkaRefused) and known is not None and known.sure
             if time.monotonic() > until or stopping() or (refused and patience != float("inf")):
                 raise
-            if not told:
+            if not announced:
                 say(f"{error}; waiting for it")
-                told = True
+                announced = True
             again = time.monotonic() + (REFUSED_AGAIN if refused else 0.5)
             while time.monotonic() < again and not stopping():
                 time.sleep(0.1)
 
 
+@contextmanager
+def _reading(
+    properties: dict[str, Any], topic: str, starts: Mapping[int, int], group: str, reset: str = "earliest"
+) -> Iterator[Callable[[Callable[[], float]], Message]]:
+    """A consumer of a topic's partitions, each from its offset in ``starts`` on: the function that gives its next message.
+
+    The function takes one that says how many seconds are left to wait. The message has an error where a partition ends, or where it has
+    no such offset and ``reset`` is ``error``. Errors that pass are skipped. It raises :class:`KafkaUnavailable` for others, and where no
+    message comes in time.
+    """
+    settings = {**librdkafka(properties), "group.id": group, "enable.auto.commit": False}
+    consumer = Consumer({**settings, "enable.partition.eof": True, "auto.offset.reset": reset})
+    ends = [KafkaError._PARTITION_EOF, *([KafkaError._AUTO_OFFSET_RESET] if reset == "error" else [])]
+
+    def poll(left: Callable[[], float]) -> Message:
+        while True:
+            message = consumer.poll(max(0.0, left()))
+            if message is None:
+                raise unavailable(properties, f"no records of {topic!r} in time")
+            error = message.error()
+            if error is None or error.code() in ends:
+                return message
+            if error.code() != KafkaError._ALL_BROKERS_DOWN and not error.retriable():
+                raise _unavailable(properties, error)
+
+    try:
+        consumer.assign([TopicPartition(topic, partition, offset) for partition, offset in starts.items()])
+        yield poll
+    finally:
+        consumer.close()
+
+
 def first_time(properties: dict[str, Any], topic: str, offsets: Mapping[int, int], timeout: float = 10.0) -> float:
     """The time of the oldest record from each partition's offset on (which defaults to its beginning), in seconds since 1970;
     infinity where there are none. Raises :class:`KafkaUnavailable`."""
-    found = partitions(properties, topic, timeout)
-    if not found:
+    numbers = partitions(properties, topic, timeout)
+    if not numbers:
         return float("inf")
-    settings = {**librdkafka(properties), "group.id": "statehouse-tasks", "enable.auto.commit": False}
-    consumer = Consumer({**settings, "enable.partition.eof": True, "auto.offset.reset": "earliest"})
-    try:
-        consumer.assign([TopicPartition(topic, p, offsets.get(p, 0)) for p in found])
-        times: dict[int | None, float] = {}
+    starts = {p: offsets.get(p, 0) for p in numbers}
+    times: dict[int | None, float] = {}
+    with _reading(properties, topic, starts, "statehouse-tasks") as poll:
         until = time.monotonic() + timeout
-        while len(times) < len(found):
-            message = consumer.poll(max(0.0, until - time.monotonic()))
-            if message is None:
-                raise unavailable(properties, f"no records of {topic!r} in time")
-            if (error := message.error()) is None:
-                times.setdefault(message.partition(), message.timestamp()[1] / 1000)
-            elif error.code() == KafkaError._PARTITION_EOF:
-                times.setdefault(message.partition(), float("inf"))
-            elif error.code() != KafkaError._ALL_BROKERS_DOWN and not error.retriable():
-                raise _unavailable(properties, error)
-        return min(times.values())
-    finally:
-        consumer.close()
+        while len(times) < len(numbers):
+            message = poll(lambda: until - time.monotonic())
+            at_end = message.error() is not None
+            times.setdefault(message.partition(), float("inf") if at_end else message.timestamp()[1] / 1000)
+    return min(times.values())
 
 
 def records_from(
@@ -308,56 +330,35 @@ def records_from(
     """The records of a topic from each partition's offset on (which defaults to its beginning) to where it ends by now. Raises
     :class:`KafkaUnavailable`, also where none comes for so many seconds."""
     left = set(partitions(properties, topic, timeout))
-    settings = {**librdkafka(properties), "group.id": "statehouse-requeue", "enable.auto.commit": False}
-    consumer = Consumer({**settings, "enable.partition.eof": True, "auto.offset.reset": "earliest"})
-    try:
-        consumer.assign([TopicPartition(topic, p, offsets.get(p, 0)) for p in left])
+    with _reading(properties, topic, {p: offsets.get(p, 0) for p in left}, "statehouse-requeue") as poll:
         while left:
-            message = consumer.poll(timeout)
-            if message is None:
-                raise unavailable(properties, f"no records of {topic!r} in time")
-            if (error := message.error()) is None:
+            message = poll(lambda: timeout)
+            if message.error() is None:
                 yield message
-            elif error.code() == KafkaError._PARTITION_EOF:
+            else:
                 left.discard(message.partition())
-            elif error.code() != KafkaError._ALL_BROKERS_DOWN and not error.retriable():
-                raise _unavailable(properties, error)
-    finally:
-        consumer.close()
 
 
 def headers_at(
     properties: dict[str, Any], topic: str, partition: int, offset: int, timeout: float = 5.0
 ) -> dict[str, bytes] | None:
     """The headers of the record at a place; None where there is none. Raises :class:`KafkaUnavailable`."""
-    settings = {**librdkafka(properties), "group.id": "statehouse-tasks", "enable.auto.commit": False}
-    consumer = Consumer({**settings, "enable.partition.eof": True, "auto.offset.reset": "error"})
-    try:
-        consumer.assign([TopicPartition(topic, partition, offset)])
+    with _reading(properties, topic, {partition: offset}, "statehouse-tasks", reset="error") as poll:
         until = time.monotonic() + timeout
-        while True:
-            message = consumer.poll(max(0.0, until - time.monotonic()))
-            if message is None:
-                raise unavailable(properties, f"no record of {topic!r} in time")
-            error = message.error()
-            if error is None:
-                headers: Any = message.headers() or []
-                return dict(headers) if message.offset() == offset else None
-            if error.code() in (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET):
-                return None
-            if error.code() != KafkaError._ALL_BROKERS_DOWN and not error.retriable():
-                raise _unavailable(properties, error)
-    finally:
-        consumer.close()
+        message = poll(lambda: until - time.monotonic())
+        if message.error() is not None or message.offset() != offset:
+            return None
+        headers: Any = message.headers() or []
+        return dict(headers)
 
 
 def end_offsets(properties: dict[str, Any], topic: str, timeout: float = 5.0) -> dict[int, tuple[int, int]]:
     """Each partition's first kept and next offset; under ``read_committed`` up to the first transaction that is open. Raises
     :class:`KafkaUnavailable`."""
-    found = partitions(properties, topic, timeout)
+    numbers = partitions(properties, topic, timeout)
     consumer = Consumer({**librdkafka(properties), "group.id": "statehouse-status", "enable.auto.commit": False})
     try:
-        return {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=timeout) for p in found}
+        return {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=timeout) for p in numbers}
     except KafkaException as error:
         raise _unavailable(properties, error) from None
     finally:

@@ -88,8 +88,8 @@ def java(properties: Mapping[str, Any]) -> dict[str, str]:
     return {**own, **tls}
 
 
-def located(properties: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The section, whose files are absolute: relative ones are relative to a folder."""
+def locate_files(properties: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The section with absolute paths of files; relative ones are relative to a folder."""
     paths = {
         n: str((folder / str(properties[n])).absolute()) for n in FILES if properties.get(n) not in (None, "probe")
     }
@@ -108,12 +108,12 @@ def variable(name: str) -> str:
 
 def secrets_of(environ: Mapping[str, str]) -> dict[str, str]:
     """The properties that are secret and come from the environment."""
-    found = {
+    properties = {
         v.removeprefix(VARIABLE).lower().replace("_", "."): value
         for v, value in environ.items()
         if v.startswith(VARIABLE)
     }
-    return {name: value for name, value in found.items() if is_secret(name)}
+    return {name: value for name, value in properties.items() if is_secret(name)}
 
 
 @functools.cache
@@ -124,14 +124,14 @@ def known_to_librdkafka(name: str) -> bool:
 
 
 def complaints(properties: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What is wrong, or cannot mean the same to both clients: the property, and what was found and expected."""
+    """What is wrong in the section, or cannot mean the same to both clients: the property, and what was found and expected."""
     if set(properties) <= {"bootstrap.servers", "isolation.level"}:
         return
     wrong = False
     for name, message in (*_values(properties), *_protocol(properties)):
         wrong = True
         yield name, message
-    if wrong:  # what follows would be of what is wrong already
+    if wrong:  # the checks below would complain about the same once more
         return
     yield from _one_sided(properties)
     if _protocol_of(properties).startswith("SASL_"):
@@ -141,7 +141,7 @@ def complaints(properties: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def notes(properties: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What is right, and may not be what was meant: the property, and what it does."""
+    """Properties that are valid but may not do what was meant: the property, and what it does."""
     if _protocol_of(properties) == "SASL_PLAINTEXT" and _mechanism(properties) in ("PLAIN", TOKENS):
         what = "a password" if _mechanism(properties) == "PLAIN" else "a token"
         yield PROTOCOL, f"with SASL_PLAINTEXT {what} can be read on the way; SASL_SSL encrypts it"
@@ -161,8 +161,8 @@ def _signing_in(properties: Mapping[str, Any], mechanism: str) -> dict[str, str]
             "scope": properties.get(SCOPE),
             **{f"extension_{name}": value for name, value in _extensions(properties)},
         }
-        if found := pem.find(properties, pem.HTTPS_CA):
-            options |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": pem.certificates(found)}
+        if authorities := pem.find(properties, pem.HTTPS_CA):
+            options |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": pem.certificates(authorities)}
         handler = {"sasl.login.callback.handler.class": TOKEN_HANDLER}
         return {**handler, JAAS: jaas(mechanism, options)}
     if USERNAME in properties and mechanism in MODULES:
@@ -172,14 +172,15 @@ def _signing_in(properties: Mapping[str, Any], mechanism: str) -> dict[str, str]
 
 
 def jaas(mechanism: str, options: Mapping[str, Any]) -> str:
-    """A line of JAAS. Java's reader of it knows backslashes, and ends a text where a line ends."""
+    """The value of ``sasl.jaas.config`` that logs in by a mechanism. Java's parser takes backslash escapes, but no line break in a
+    quoted value: control characters are escaped."""
 
-    def quoted(value: object) -> str:
+    def quote(value: object) -> str:
         return re.sub(
             r'["\\]|[\x00-\x1f]', lambda m: f"\\{m[0]}" if m[0] in '"\\' else f"\\{ord(m[0]):03o}", str(value)
         )
 
-    words = [f'{name}="{quoted(value)}"' for name, value in options.items() if value is not None]
+    words = [f'{name}="{quote(value)}"' for name, value in options.items() if value is not None]
     return " ".join([MODULES[mechanism], "required", *words]) + ";"
 
 
@@ -187,24 +188,24 @@ def _tls(properties: Mapping[str, Any]) -> dict[str, str]:
     """What is trusted and the client's certificate, as texts; empty where the section says nothing, or Java's own names."""
     if not _protocol_of(properties).endswith("SSL"):
         return {}
-    made: dict[str, str] = {}
+    settings: dict[str, str] = {}
     trusted = None if _has(properties, "ssl.truststore.") else pem.find(properties, pem.CA)
     if trusted:
-        made |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": pem.certificates(trusted)}
+        settings |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": pem.certificates(trusted)}
     if "ssl.keystore.location" in properties and "ssl.keystore.type" not in properties:
-        made["ssl.keystore.type"] = "PKCS12"  # the one that librdkafka reads
+        settings["ssl.keystore.type"] = "PKCS12"  # the one that librdkafka reads
     if _has(properties, "ssl.keystore."):
-        return made
+        return settings
     chain, key = pem.find(properties, pem.CERTIFICATE), pem.find(properties, pem.KEY)
     if chain and key:
-        made |= {
+        settings |= {
             "ssl.keystore.type": "PEM",
             "ssl.keystore.certificate.chain": pem.certificates(chain),
             "ssl.keystore.key": pem.private_key(key),
         }
         if key.encrypted:
-            made[pem.PASSWORD] = _text(properties.get(pem.PASSWORD, ""))
-    return made
+            settings[pem.PASSWORD] = _text(properties.get(pem.PASSWORD, ""))
+    return settings
 
 
 # --- what is wrong ---------------------------------------------------------------------------------------------------------------
@@ -321,8 +322,8 @@ def _refusal(name: str, value: Any) -> str:
 
 
 def _mechanism(properties: Mapping[str, Any]) -> str | None:
-    found = _first(properties, MECHANISMS)
-    return str(found).upper() if found else None
+    name = _first(properties, MECHANISMS)
+    return str(name).upper() if name else None
 
 
 def _protocol_of(properties: Mapping[str, Any]) -> str:

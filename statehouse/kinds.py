@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from sqlglot import exp
 from sqlglot.errors import UnsupportedError
 
+from statehouse.spark_sql import TIMES
 from statehouse.types import FORMS, INTEGERS, Type, parse_type
 
 NULL = Type("NULL", "NULL")
 BOOLEAN, TEXT, DATE, TIMESTAMP, DOUBLE = map(parse_type, ("BOOLEAN", "STRING", "DATE", "TIMESTAMP", "DOUBLE"))
-MOMENTS = ("DATE", "TIMESTAMP", "TIMESTAMP_NTZ")
 DIGITS = {"TINYINT": 3, "SMALLINT": 5, "INT": 10, "BIGINT": 19}
 FAST = 18  # digits that DuckDB has room for in a product or sum of decimals that have no more
 EXACT = 15  # digits of a decimal that a double tells from all others
@@ -43,17 +43,18 @@ def differs(node: exp.Expr) -> Differs:
     return Differs(f"{node.sql('spark')[:100]} is not known to be the same in DuckDB")
 
 
-def typed(node: exp.Expr, names: Mapping[str, Type]) -> Type:
-    """The type of a tree of sqlglot's over columns of some types. Raises :class:`Differs` where it is not known to be alike."""
+def infer_type(node: exp.Expr, names: Mapping[str, Type]) -> Type:
+    """The type of an expression, a tree of sqlglot's, over columns of some types. Raises :class:`Differs` where it is not known that both
+    engines compute it alike."""
 
     def of(child: exp.Expr) -> Type:
-        return typed(child, names)
+        return infer_type(child, names)
 
     def need(child: exp.Expr, *kinds: str) -> Type:
-        found = of(child)
-        if found.name not in kinds:
+        child_type = of(child)
+        if child_type.name not in kinds:
             raise differs(node)
-        return found
+        return child_type
 
     if any(given and name not in ARGUMENTS.split() for name, given in node.args.items()):
         raise differs(node)
@@ -88,7 +89,9 @@ def typed(node: exp.Expr, names: Mapping[str, Type]) -> Type:
         case exp.In() if node.expressions:
             _comparable(node, node.this, node.expressions, names)
             return BOOLEAN
-        case exp.Like() if _plain(node.expression) and "\\" not in node.expression.name and not node.args.get("escape"):
+        case exp.Like() if (
+            _is_text_literal(node.expression) and "\\" not in node.expression.name and not node.args.get("escape")
+        ):
             need(node.this, "STRING")
             return BOOLEAN
         case exp.Case() if node.this is None:
@@ -119,7 +122,7 @@ def typed(node: exp.Expr, names: Mapping[str, Type]) -> Type:
             need(node.expression, *INTEGERS, "DOUBLE")
             return DOUBLE
         case exp.Add() | exp.Sub() if isinstance(node.expression, exp.Interval):
-            if not _fixed(node.expression):
+            if not _is_fixed(node.expression):
                 raise differs(node)
             return need(node.this, "TIMESTAMP")
         case exp.Add() | exp.Sub() | exp.Mul():
@@ -140,17 +143,21 @@ def typed(node: exp.Expr, names: Mapping[str, Type]) -> Type:
             return _texts(node, node.expressions, names)
         case exp.Trim() if node.args.get("expression") is None:
             return need(node.this, "STRING")
-        case exp.Substring() if (_number(node.args["start"]) or 0) >= 1 and _size(node.args.get("length")):
+        case exp.Substring() if (_number(node.args["start"]) or 0) >= 1 and _is_size(node.args.get("length")):
             return need(node.this, "STRING")
-        case exp.Left() | exp.Right() if _size(node.expression):
+        case exp.Left() | exp.Right() if _is_size(node.expression):
             return need(node.this, "STRING")
         case exp.Pad() if (_number(node.expression) or -1) in range(LONGEST) and (
             node.args["fill_pattern"] or node
         ).name:
             return need(node.this, "STRING")
-        case exp.Replace() if _plain(node.expression) and node.expression.name and _plain(node.args["replacement"]):
+        case exp.Replace() if (
+            _is_text_literal(node.expression) and node.expression.name and _is_text_literal(node.args["replacement"])
+        ):
             return need(node.this, "STRING")
-        case exp.RegexpSplit() if _plain(node.expression) and re.fullmatch(r"[\w,;:/#@ -]+", node.expression.name):
+        case exp.RegexpSplit() if _is_text_literal(node.expression) and re.fullmatch(
+            r"[\w,;:/#@ -]+", node.expression.name
+        ):
             need(node.this, "STRING")
             return parse_type("ARRAY<STRING>")
         case exp.SHA2() if _number(node.args.get("length")) == 256:
@@ -161,9 +168,9 @@ def typed(node: exp.Expr, names: Mapping[str, Type]) -> Type:
         case exp.TimestampTrunc() if node.text("unit").upper() in UNITS:
             return need(node.this, "TIMESTAMP")
         case exp.TsOrDsToDate() if not node.args.get("format"):
-            need(node.this, *MOMENTS)
+            need(node.this, *TIMES)
             return DATE
-        case exp.TsOrDsAdd() if node.text("unit") == "DAY" and _days(node.expression):
+        case exp.TsOrDsAdd() if node.text("unit") == "DAY" and _is_days(node.expression):
             return need(node.this, "DATE")
         case exp.DateDiff() if not node.args.get("unit"):
             need(node.this, "DATE")
@@ -211,7 +218,7 @@ def typed(node: exp.Expr, names: Mapping[str, Type]) -> Type:
         need(node.expression, "STRING")
         return OF_TEXTS[type(node)]
     if isinstance(node, OF_DATE) and isinstance(node.this, exp.TsOrDsToDate):
-        need(node.this.this, *MOMENTS)
+        need(node.this.this, *TIMES)
         return parse_type("INT")
     if isinstance(node, OF_TIME):
         need(node.this, "TIMESTAMP")
@@ -225,8 +232,8 @@ def _literal(node: exp.Literal) -> Type:
         return TEXT
     if re.fullmatch(r"\d{1,19}", text) and int(text) < 2**63:
         return parse_type("INT" if int(text) < 2**31 else "BIGINT")
-    if found := re.fullmatch(r"(\d{0,20})\.(\d{0,15})", text):
-        whole, scale = len(found[1].lstrip("0")), len(found[2])
+    if match := re.fullmatch(r"(\d{0,20})\.(\d{0,15})", text):
+        whole, scale = len(match[1].lstrip("0")), len(match[2])
         return parse_type(f"DECIMAL({max(1, whole + scale)},{scale})")
     if "e" in text.lower():
         return DOUBLE
@@ -243,10 +250,10 @@ def _field(node: exp.Expr, path: Sequence[str], names: Mapping[str, Type]) -> Ty
 
 
 def _inner(node: exp.Expr, kind: Type, name: str) -> Type:
-    found = next((inner for field, inner in kind.fields if field.lower() == name.lower()), None)
-    if found is None:
+    inner_kind = next((inner for field, inner in kind.fields if field.lower() == name.lower()), None)
+    if inner_kind is None:
         raise differs(node)
-    return found
+    return inner_kind
 
 
 def _item(node: exp.Bracket, of: Type, names: Mapping[str, Type]) -> Type:
@@ -255,7 +262,7 @@ def _item(node: exp.Bracket, of: Type, names: Mapping[str, Type]) -> Type:
     counted, number = bool(node.args.get("offset")), _number(index)
     if of.name == "ARRAY" and number is not None and (number != 0 if counted else number >= 0):
         return of.parts[0]
-    if of.name == "MAP" and typed(index, names).name == "STRING":
+    if of.name == "MAP" and infer_type(index, names).name == "STRING":
         return of.parts[1]
     raise differs(node)
 
@@ -269,39 +276,39 @@ def _number(node: exp.Expr | None) -> int | None:
     return -int(literal.this) if negative else int(literal.this)
 
 
-def _size(node: exp.Expr | None) -> bool:
+def _is_size(node: exp.Expr | None) -> bool:
     return node is None or ((_number(node) or 0) >= 0 and _number(node) is not None)
 
 
-def _days(node: exp.Expr) -> bool:
+def _is_days(node: exp.Expr) -> bool:
     return _number(node) is not None or (
         isinstance(node, exp.Mul) and _number(node.this) is not None
     )  # the latter is `date_sub`
 
 
-def _plain(node: exp.Expr | None) -> bool:
+def _is_text_literal(node: exp.Expr | None) -> bool:
     """Whether it is a text as it is written."""
     return isinstance(node, exp.Literal) and node.is_string
 
 
-def _fixed(node: exp.Interval) -> bool:
+def _is_fixed(node: exp.Interval) -> bool:
     """Whether an interval is of a length that is always the same."""
     return node.text("unit").upper().rstrip("S") in ("WEEK", "DAY", "HOUR", "MINUTE", "SECOND") and node.name.isdigit()
 
 
 def _comparable(node: exp.Expr, one: exp.Expr, others: Sequence[exp.Expr], names: Mapping[str, Type]) -> None:
-    kind = typed(one, names)
+    kind = infer_type(one, names)
     for other in others:
-        found = typed(other, names)
-        if NULL in (kind, found) or _dated(kind, other) or _dated(found, one):
+        other_kind = infer_type(other, names)
+        if NULL in (kind, other_kind) or _is_time_text(kind, other) or _is_time_text(other_kind, one):
             continue
-        if kind.name != found.name or kind.name not in ("STRING", "BOOLEAN", "BINARY", "FLOAT", *MOMENTS):
-            _numeric(node, [kind, found])
+        if kind.name != other_kind.name or kind.name not in ("STRING", "BOOLEAN", "BINARY", "FLOAT", *TIMES):
+            _numeric(node, [kind, other_kind])
 
 
-def _dated(kind: Type, text: exp.Expr) -> bool:
+def _is_time_text(kind: Type, text: exp.Expr) -> bool:
     """Whether a text that is compared with a time is one that both engines read alike."""
-    return kind.name in MOMENTS and _plain(text) and bool(re.fullmatch(FORMS[kind.name], text.name))
+    return kind.name in TIMES and _is_text_literal(text) and bool(re.fullmatch(FORMS[kind.name], text.name))
 
 
 def _numeric(node: exp.Expr, kinds: Sequence[Type]) -> Type:
@@ -329,7 +336,7 @@ def _whole(kind: Type) -> int:
 
 def _common(node: exp.Expr, choices: Sequence[exp.Expr], names: Mapping[str, Type]) -> Type:
     """The one type of several results."""
-    kinds = [kind for kind in (typed(choice, names) for choice in choices) if kind is not NULL]
+    kinds = [kind for kind in (infer_type(choice, names) for choice in choices) if kind is not NULL]
     if not kinds:
         return NULL
     return kinds[0] if all(kind == kinds[0] for kind in kinds) else _numeric(node, kinds)
@@ -350,12 +357,12 @@ def _arithmetic(node: exp.Expr, left: Type, right: Type) -> Type:
         sizes.append((whole, kind.sizes[1] if kind.sizes else 0))
     (whole, scale), (other, digits) = sizes
     if isinstance(node, exp.Mul):
-        made = whole + scale + other + digits + 1, scale + digits
+        sizes_of_result = whole + scale + other + digits + 1, scale + digits
     else:
-        made = max(whole, other) + max(scale, digits) + 1, max(scale, digits)
-    if made[0] > FAST:
+        sizes_of_result = max(whole, other) + max(scale, digits) + 1, max(scale, digits)
+    if sizes_of_result[0] > FAST:
         raise differs(node)
-    return parse_type(f"DECIMAL({made[0]},{made[1]})")
+    return parse_type(f"DECIMAL({sizes_of_result[0]},{sizes_of_result[1]})")
 
 
 def _sum(node: exp.Expr, left: Type, right: Type) -> Type:
@@ -375,13 +382,13 @@ def _cast(node: exp.Expr, of: Type) -> Type:
     if of in (to, NULL):
         return to
     fits = {
-        "STRING": _written(of),
+        "STRING": _has_one_text(of),
         "DOUBLE": of.name in INTEGERS or (of.name == "DECIMAL" and of.sizes[0] <= EXACT),
         "DECIMAL": of.name == "DECIMAL"
         or (of.name in INTEGERS and to.name == "DECIMAL" and _whole(to) >= DIGITS[of.name]),
-        "DATE": of.name in ("TIMESTAMP", "TIMESTAMP_NTZ") or _dated(to, node.this),
-        "TIMESTAMP": of.name in ("DATE", "TIMESTAMP_NTZ") or _dated(to, node.this),
-        "TIMESTAMP_NTZ": of.name in ("DATE", "TIMESTAMP") or _dated(to, node.this),
+        "DATE": of.name in ("TIMESTAMP", "TIMESTAMP_NTZ") or _is_time_text(to, node.this),
+        "TIMESTAMP": of.name in ("DATE", "TIMESTAMP_NTZ") or _is_time_text(to, node.this),
+        "TIMESTAMP_NTZ": of.name in ("DATE", "TIMESTAMP") or _is_time_text(to, node.this),
     }
     wider = of.name in DIGITS and to.name in DIGITS and DIGITS[of.name] <= DIGITS[to.name]
     if not wider and not fits.get(to.name, False) and not (_number(node.this) is not None and to.name in DIGITS):
@@ -392,12 +399,12 @@ def _cast(node: exp.Expr, of: Type) -> Type:
 def _texts(node: exp.Expr, parts: Sequence[exp.Expr], names: Mapping[str, Type]) -> Type:
     """What is put together to a text, each part of which is one, or is written in one way."""
     for part in parts:
-        if not _written(typed(part, names)):
+        if not _has_one_text(infer_type(part, names)):
             raise differs(node)
     return TEXT
 
 
-def _written(kind: Type) -> bool:
+def _has_one_text(kind: Type) -> bool:
     """Whether values of a type are written as text in one way; Spark writes a decimal of which six zeros follow the point with an
     exponent."""
     return kind.name in ("STRING", "NULL", "BOOLEAN", *INTEGERS, "DATE") or (
@@ -410,11 +417,11 @@ def _each(node: exp.Expr, of: Type, names: Mapping[str, Type]) -> Type:
     function = node.expression
     if not isinstance(function, exp.Lambda) or len(function.expressions) != 1:
         raise differs(node)
-    made = typed(function.this, {**names, function.expressions[0].name.lower(): of.parts[0]})
+    element = infer_type(function.this, {**names, function.expressions[0].name.lower(): of.parts[0]})
     if isinstance(node, exp.ArrayFilter):
-        if made.name != "BOOLEAN":
+        if element.name != "BOOLEAN":
             raise differs(node)
         return of
-    if made is NULL:
+    if element is NULL:
         raise differs(node)
-    return parse_type(f"ARRAY<{made.ddl}>")
+    return parse_type(f"ARRAY<{element.ddl}>")

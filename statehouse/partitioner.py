@@ -41,6 +41,6 @@ def text_of(part: Any) -> str:
     if isinstance(part, dt.datetime):
         return (part.astimezone(dt.timezone.utc).replace(tzinfo=None) if part.tzinfo else part).isoformat() + "Z"
     if isinstance(part, Decimal):  # 1.50 is 1.5
-        found = format(part, "f")
-        return found.rstrip("0").rstrip(".") if "." in found else found
+        number = format(part, "f")
+        return number.rstrip("0").rstrip(".") if "." in number else number
     return str(part).lower() if isinstance(part, bool) else str(part)

@@ -155,8 +155,8 @@ def check_depth(text: str | bytes) -> None:
     if brackets <= DEEPEST:
         return
     depth = 0
-    for found in _BRACKETS.finditer(as_text(text)):
-        bracket = found[0]
+    for match in _BRACKETS.finditer(as_text(text)):
+        bracket = match[0]
         depth += (bracket in "[{") - (bracket in "]}")
         if depth > DEEPEST:
             raise Refused(f"nested more than {DEEPEST} levels deep")
@@ -176,7 +176,7 @@ def _not_json(text: str, error: Exception) -> str:
     return f"not JSON: {detail}"
 
 
-def _refused(value: Any, kind: Type, expected: str = "") -> Refused:
+def _refusal(value: Any, kind: Type, expected: str = "") -> Refused:
     """Why a value is not of its type. It is shown as JSON, so that text is told from a number."""
     text = msgspec.json.encode(value).decode()
     return Refused(f"found {text[:SHOWN]}, expected {expected or kind.ddl}")
@@ -189,14 +189,14 @@ def _string(value: Any, kind: Type) -> str:
 
 def _boolean(value: Any, kind: Type) -> bool:
     if type(value) is not bool:
-        raise _refused(value, kind)
+        raise _refusal(value, kind)
     return value
 
 
 def _integer(value: Any, kind: Type) -> int:
     limit = 1 << (INTEGERS[kind.name] - 1)
     if type(value) is not int or not -limit <= value < limit:
-        raise _refused(value, kind)
+        raise _refusal(value, kind)
     return value
 
 
@@ -207,7 +207,7 @@ def _float(value: Any, kind: Type) -> float:
         number = math.inf
     greatest = GREATEST_FLOAT if kind.name == "FLOAT" else math.inf
     if isinstance(value, (bool, str)) or math.isinf(number) or abs(number) > greatest:
-        raise _refused(value, kind)
+        raise _refusal(value, kind)
     return number + 0.0  # -0.0 is 0.0
 
 
@@ -220,7 +220,7 @@ def _decimal(value: Any, kind: Type) -> Decimal:
         elif text is not None and _NUMBER.fullmatch(text):
             number = Decimal(text)
         else:
-            raise _refused(value, kind)
+            raise _refusal(value, kind)
         if not number:
             return Decimal(0).scaleb(-scale)
         # It may have an exponent of nine digits: what would have more than 100 when it is written out raises.
@@ -229,7 +229,7 @@ def _decimal(value: Any, kind: Type) -> Decimal:
             return number
     except InvalidOperation:
         pass
-    raise _refused(value, kind)
+    raise _refusal(value, kind)
 
 
 def _date(value: Any, kind: Type) -> int:
@@ -237,7 +237,7 @@ def _date(value: Any, kind: Type) -> int:
     with suppress(ValueError):
         if isinstance(value, str):
             return _parse_moment(value)[0]
-    raise _refused(value, kind, "a day such as 2026-01-31 (DATE)")
+    raise _refusal(value, kind, "a day such as 2026-01-31 (DATE)")
 
 
 def _timestamp(value: Any, kind: Type) -> int:
@@ -252,7 +252,7 @@ def _timestamp(value: Any, kind: Type) -> int:
     except ValueError as error:
         if "years" in str(error):
             raise Refused("found a time outside the years 1 to 9999") from None
-    raise _refused(value, kind, f"a time such as 2026-01-31T12:00:00{'Z' * zoned} ({kind.name})")
+    raise _refusal(value, kind, f"a time such as 2026-01-31T12:00:00{'Z' * zoned} ({kind.name})")
 
 
 def _binary(value: Any, kind: Type) -> bytes:
@@ -261,12 +261,12 @@ def _binary(value: Any, kind: Type) -> bytes:
             return msgspec.convert(value, bytes)
     except msgspec.ValidationError:
         pass
-    raise _refused(value, kind, "base64 (BINARY)")
+    raise _refusal(value, kind, "base64 (BINARY)")
 
 
 def _array_of(value: Any, kind: Type) -> list[Any]:
     if not isinstance(value, list):
-        raise _refused(value, kind)
+        raise _refusal(value, kind)
     (part,) = kind.parts
     convert_one, elements = _CONVERTERS[part.name], []
     try:
@@ -279,13 +279,13 @@ def _array_of(value: Any, kind: Type) -> list[Any]:
 
 def _map(value: Any, kind: Type) -> list[tuple[str, Any]]:
     if not isinstance(value, dict):
-        raise _refused(value, kind)
+        raise _refusal(value, kind)
     return [(name, convert(element, kind.parts[1], f".{name}")) for name, element in value.items()]
 
 
 def _struct(value: Any, kind: Type) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise _refused(value, kind)
+        raise _refusal(value, kind)
     fields, name = {}, ""
     try:
         for name, part in kind.fields:

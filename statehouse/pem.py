@@ -28,7 +28,7 @@ BUNDLES = (  # Debian, Red Hat, SUSE, Alpine and macOS
 )
 
 
-class Found(NamedTuple):
+class PemSource(NamedTuple):
     """What a property has, by its text (``ssl.ca.pem``) or by a file (``ssl.ca.location``): its name, its text, and the file."""
 
     name: str
@@ -50,7 +50,7 @@ class Found(NamedTuple):
         return self.key_kind == ENCRYPTED or "Proc-Type: 4,ENCRYPTED" in self.text
 
 
-class Wrong(ConfigError):
+class PemError(ConfigError):
     """A property's ``name``, and the ``message``: what was found and expected."""
 
     def __init__(self, name: str, message: str) -> None:
@@ -58,19 +58,19 @@ class Wrong(ConfigError):
         self.name, self.message = name, message
 
 
-def find(properties: Mapping[str, Any], part: str) -> Found | None:
-    """What ``part`` (:data:`CA`, …) is; None where it is not named. Raises :class:`Wrong` where the file cannot be read."""
+def find(properties: Mapping[str, Any], part: str) -> PemSource | None:
+    """What ``part`` (:data:`CA`, …) is; None where it is not named. Raises :class:`PemError` where the file cannot be read."""
     text, location = properties.get(f"{part}.pem"), properties.get(f"{part}.location")
     if text is not None:
-        return Found(f"{part}.pem", str(text))
+        return PemSource(f"{part}.pem", str(text))
     if location is None or (part in (CA, HTTPS_CA) and location == "probe"):
         return None
     name, path = f"{part}.location", Path(str(location))
     try:
         files = sorted(f for f in path.iterdir() if HASHED.fullmatch(f.name)) if path.is_dir() else [path]
-        return Found(name, "\n".join(file.read_text(errors="replace") for file in files), str(path))
+        return PemSource(name, "\n".join(file.read_text(errors="replace") for file in files), str(path))
     except OSError as error:
-        raise Wrong(name, f"found {path} ({error.strerror}), expected a file in PEM") from None
+        raise PemError(name, f"found {path} ({error.strerror}), expected a file in PEM") from None
 
 
 def system_file() -> str | None:
@@ -80,70 +80,74 @@ def system_file() -> str | None:
     )
 
 
-def certificates(found: Found) -> str:
-    """Its certificates. Raises :class:`Wrong` where there is none."""
-    blocks = found.blocks("CERTIFICATE")
+def certificates(source: PemSource) -> str:
+    """Its certificates. Raises :class:`PemError` where there is none."""
+    blocks = source.blocks("CERTIFICATE")
     if not blocks:
-        raise Wrong(found.name, f"found no certificate{_in(found)}, expected -----BEGIN CERTIFICATE-----")
+        raise PemError(source.name, f"found no certificate{_in_file(source)}, expected -----BEGIN CERTIFICATE-----")
     return "\n".join(blocks)
 
 
-def private_key(found: Found) -> str:
-    """Its private key. Raises :class:`Wrong` where there is none that Java's client reads."""
-    kind = found.key_kind
+def private_key(source: PemSource) -> str:
+    """Its private key. Raises :class:`PemError` where there is none that Java's client reads."""
+    kind = source.key_kind
     if kind is None:
-        raise Wrong(found.name, f"found no private key{_in(found)}, expected -----BEGIN PRIVATE KEY-----")
+        raise PemError(source.name, f"found no private key{_in_file(source)}, expected -----BEGIN PRIVATE KEY-----")
     if kind not in (PLAIN, ENCRYPTED):
-        command = CONVERT.format(file=found.file or "old.pem")
-        raise Wrong(found.name, f"found an {kind}{_in(found)}, expected PKCS#8, which Spark reads too: {command}")
-    return found.blocks(PLAIN)[0]
+        command = CONVERT.format(file=source.file or "old.pem")
+        raise PemError(
+            source.name, f"found an {kind}{_in_file(source)}, expected PKCS#8, which Spark reads too: {command}"
+        )
+    return source.blocks(PLAIN)[0]
 
 
-def _in(found: Found) -> str:
-    return f" in {found.file}" if found.file else ""
+def _in_file(source: PemSource) -> str:
+    return f" in {source.file}" if source.file else ""
 
 
-def complaints(properties: Mapping[str, Any]) -> Iterator[Wrong]:
+def complaints(properties: Mapping[str, Any]) -> Iterator[PemError]:
     """What is wrong with the files and texts: missing, of another format, a key of another certificate, a wrong password."""
     for part in (CA, HTTPS_CA):
         try:
-            if found := find(properties, part):
-                ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=certificates(found))
-        except Wrong as error:
+            if authorities := find(properties, part):
+                ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=certificates(authorities))
+        except PemError as error:
             yield error
         except (ssl.SSLError, ValueError) as error:
-            yield Wrong(found.name if found else part, f"found no certificate that can be read ({_reason(error)})")
+            yield PemError(
+                authorities.name if authorities else part, f"found no certificate that can be read ({_reason(error)})"
+            )
     try:
         chain, key = find(properties, CERTIFICATE), find(properties, KEY)
         for one, other in ((chain, f"{KEY}.location"), (key, f"{CERTIFICATE}.location")):
             if one and not (chain and key):
-                raise Wrong(one.name, f"found it without {other}, expected both: they are the client's certificate")
+                raise PemError(one.name, f"found it without {other}, expected both: they are the client's certificate")
         if chain and key:
             certificates(chain)
             private_key(key)
             _try(chain, key, properties.get(PASSWORD))
-    except Wrong as error:
+    except PemError as error:
         yield error
 
 
-def _try(chain: Found, key: Found, password: Any) -> None:
-    """Raise :class:`Wrong` where a key is not the certificate's, or not opened by the password. Texts are tried by those who use them."""
+def _try(chain: PemSource, key: PemSource, password: Any) -> None:
+    """Raise :class:`PemError` where a key is not the certificate's, or not opened by the password. Texts are tried by those who use them."""
     if key.encrypted and not password:
-        raise Wrong(
+        raise PemError(
             key.name, f"found an encrypted key, expected {PASSWORD}, such as by $STATEHOUSE_KAFKA__SSL_KEY_PASSWORD"
         )
     if key.encrypted and not str(password).isascii():
-        raise Wrong(PASSWORD, "found letters that are not ASCII, expected a password without: Java takes no others")
+        raise PemError(PASSWORD, "found letters that are not ASCII, expected a password without: Java takes no others")
     if not (chain.file and key.file):
         return
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(chain.file, key.file, str(password or ""))
     except (ssl.SSLError, ValueError) as error:
         if key.encrypted and getattr(error, "reason", None) != "KEY_VALUES_MISMATCH":
-            raise Wrong(
+            raise PemError(
                 PASSWORD, f"found one that does not open {key.file} ({_reason(error)}), expected the key's"
             ) from None
-        raise Wrong(key.name, f"found {key.file} ({_reason(error)}), expected the key of {chain.file}") from None
+        raise PemError(key.name, f"found {key.file} ({_reason(error)}), expected the key of {chain.file}") from None
 
 
 def _reason(error: Exception) -> str:

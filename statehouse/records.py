@@ -113,8 +113,8 @@ class RecordDecoder:
     @property
     def schema(self) -> pa.Schema:
         """The columns of :meth:`decode`."""
-        said = [pa.field(name, pa.string()) for name in (*SAID, *([RANK] if self.ranked else []))]
-        return pa.schema([*decoder_of(self.fields).schema, *said])
+        added = [pa.field(name, pa.string()) for name in (*SAID, *([RANK] if self.ranked else []))]
+        return pa.schema([*decoder_of(self.fields).schema, *added])
 
     def decode(
         self,
@@ -134,26 +134,26 @@ class RecordDecoder:
         ]
         controls = [index for index, kind in enumerate(kinds) if kind != REPORT]
         if self.format.name == JSON:
-            texts, columns, reasons = self._json(values, kinds)
+            texts, columns, reasons = self._decode_json(values, kinds)
         elif captured:
-            texts, columns, reasons = self._captured(values, kinds, ids or [None] * len(values), keys)
+            texts, columns, reasons = self._decode_changes(values, kinds, ids or [None] * len(values), keys)
         else:
-            texts, columns, reasons = self._formatted(values, kinds, ids or [None] * len(values))
+            texts, columns, reasons = self._decode_formatted(values, kinds, ids or [None] * len(values))
         names: list[str | None] = [None] * len(texts)
         agents, given, places = list(names), list(names), list(names)
         for index in controls:
             names[index] = store = header_text(stores[index])
             try:
-                agents[index], given[index] = self._control(kinds[index], store, keys[index], texts[index])
+                agents[index], given[index] = self._check_control(kinds[index], store, keys[index], texts[index])
                 if self.ranked and kinds[index] not in TASK_OPERATIONS:
                     places[index] = self._rank(kinds[index], None if ranks is None else header_text(ranks[index]))
             except Refused as reason:
                 reasons[index] = str(reason)
-        said = (kinds, names, agents, given, texts, reasons, *([places] if self.ranked else []))
-        arrays = [pa.array(column, pa.string()) for column in said]
+        added = (kinds, names, agents, given, texts, reasons, *([places] if self.ranked else []))
+        arrays = [pa.array(column, pa.string()) for column in added]
         return pa.record_batch([*columns, *arrays], schema=self.schema)
 
-    def _json(self, values: Sequence[bytes | None], kinds: Sequence[str]) -> Decoded:
+    def _decode_json(self, values: Sequence[bytes | None], kinds: Sequence[str]) -> Decoded:
         """Reports in JSON; and the text of every record."""
         texts = [None if value is None else _utf8(value) for value in values]
         payloads = [text if kind == REPORT else None for text, kind in zip(texts, kinds, strict=True)]
@@ -164,7 +164,9 @@ class RecordDecoder:
                     reasons[index] = NOTHING if values[index] is None else "not UTF-8"
         return texts, columns, reasons
 
-    def _formatted(self, values: Sequence[bytes | None], kinds: Sequence[str], ids: Sequence[bytes | None]) -> Decoded:
+    def _decode_formatted(
+        self, values: Sequence[bytes | None], kinds: Sequence[str], ids: Sequence[bytes | None]
+    ) -> Decoded:
         """Reports in another format; and the text of control events, which are JSON."""
         pairs = list(zip(values, kinds, strict=True))
         texts = [None if value is None or kind == REPORT else _utf8(value) for value, kind in pairs]
@@ -175,7 +177,7 @@ class RecordDecoder:
                 reasons[index] = f"found nothing, expected a payload in {self.format.name}"
         return texts, columns, reasons
 
-    def _captured(
+    def _decode_changes(
         self,
         values: Sequence[bytes | None],
         kinds: list[str],
@@ -193,7 +195,7 @@ class RecordDecoder:
                 kinds[index] = TOMBSTONE if value is None else changes[index]
         return texts, columns, reasons
 
-    def _control(
+    def _check_control(
         self, operation: str, store: str | None, key: str | None, text: str | None
     ) -> tuple[str | None, str | None]:
         """The agent and the value, as text, of a control event."""
@@ -216,20 +218,20 @@ class RecordDecoder:
         if target and key is not None:
             _check_key(key, target)
         if operation == "set":
-            return _set(target, text)
+            return _parse_set(target, text)
         return None, text if operation in TASK_OPERATIONS else None
 
-    def _rank(self, operation: str, said: str | None) -> str:
+    def _rank(self, operation: str, rank: str | None) -> str:
         """The place of a set or a purge in the order that payloads tell: where there are changes of a table it has none."""
         if self.format.name == DEBEZIUM:
             raise Refused(f"found a {operation} among changes of a table, expected none: its database does not know it")
-        if said is None:
+        if rank is None:
             raise Refused(
                 f"found a {operation} without the header {ORDER_HEADER}, expected its place in the stream's order"
             )
-        if not re.fullmatch(r"-?[0-9]{1,18}", said):
-            raise Refused(f"{ORDER_HEADER}: found {said[:SHOWN]}, expected a whole number of at most 18 digits")
-        return said
+        if not re.fullmatch(r"-?[0-9]{1,18}", rank):
+            raise Refused(f"{ORDER_HEADER}: found {rank[:SHOWN]}, expected a whole number of at most 18 digits")
+        return rank
 
     def _check_task(self, operation: str, store: str | None, text: str | None) -> None:
         """Whether a task is one: its payload is ``{"due": …, "send": {"topic", "key", "value"}}``, or with ``"set": {"store", "key",
@@ -271,11 +273,12 @@ class Header(msgspec.Struct):
 _HEADERS = msgspec.json.Decoder(list[Header])
 
 
-def said_by(
+def parse_headers(
     headers: pa.Array,
 ) -> tuple[list[bytes | None], list[bytes | None], list[bytes | None], list[bytes | None], list[bytes | None]]:
-    """What records' headers, as JSON or null, say of operation, store, the refused record that one was sent again for, the
-    payload's schema and the record's rank; of headers of one name the last counts."""
+    """The values of our headers, a list for each: operation, store, the refused record that one was sent again for, the payload's schema
+    and the record's rank; None where a record has none. ``headers`` are lists as JSON, or null. Of several headers with one name the
+    last counts."""
     operations: list[bytes | None] = [None] * len(headers)
     stores, requeued, schemas, ranks = (list(operations) for _ in range(4))
     for index in pc.indices_nonzero(headers.is_valid()).to_pylist():
@@ -293,20 +296,20 @@ def _utf8(value: bytes) -> str | None:
         return None
 
 
-def header_text(found: bytes | None) -> str | None:
+def header_text(value: bytes | None) -> str | None:
     """A header's value as text; what is not UTF-8 in it is shown as such, and then names no operation and no store."""
-    return None if found is None else found.decode(errors="replace")
+    return None if value is None else value.decode(errors="replace")
 
 
 def _check_due(due: Any) -> None:
     try:
         micros_of(due)
     except (TypeError, ValueError):
-        found = due[:SHOWN] if isinstance(due, str) else "nothing" if due is None else msgspec.json.encode(due).decode()
-        raise Refused(f"due: found {found[:SHOWN]}, expected a time such as 2026-05-01T10:00:00Z") from None
+        text = due[:SHOWN] if isinstance(due, str) else "nothing" if due is None else msgspec.json.encode(due).decode()
+        raise Refused(f"due: found {text[:SHOWN]}, expected a time such as 2026-05-01T10:00:00Z") from None
 
 
-def _set(target: Target | None, text: str | None) -> tuple[str, str | None]:
+def _parse_set(target: Target | None, text: str | None) -> tuple[str, str | None]:
     """The agent and the value of a set, as text that both engines read alike."""
     if target is None:
         raise Refused(f"a set without the header {STORE_HEADER}")
@@ -331,13 +334,13 @@ def _check_key(key: str, target: Target) -> None:
         return
     parts: list[str | None] = [key]
     if len(target.key_types) > 1:
-        parts = [_decoded(part) for part in key.split("/")]
+        parts = [_decode_part(part) for part in key.split("/")]
     if len(parts) != len(target.key_types) or not all(map(is_text_of, parts, target.key_types)):
         kinds = "/".join(kind.ddl for kind in target.key_types)
         raise Refused(f"found the key {key[:SHOWN]}, expected a key of {target.name}: {kinds}")
 
 
-def _decoded(part: str) -> str | None:
+def _decode_part(part: str) -> str | None:
     """A part of a composite key, which is percent-encoded; None where it is not."""
     return _utf8(unquote_to_bytes(part)) if re.fullmatch(ENCODED, part) else None
 

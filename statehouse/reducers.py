@@ -23,6 +23,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from statehouse.types import INTEGERS
+
 # The order of events, (event time, partition, offset), packed into one number of fixed width: microseconds,
 # then five digits of partition + 1 (0 is for loaded files), then fifteen of offset. Strings and structs would make
 # both engines sort where this hashes. In a stream with ``order:`` the event's rank, of at most eighteen digits, is in the place of its time.
@@ -37,12 +39,11 @@ ORDER_SQL = _AT.format("_event_time") + _PLACE
 RANKED_ORDER_SQL = _FIRST.format("_rank") + _PLACE
 
 ROOMY = 28  # digits of decimals of which any number of events can be added up in 38
-INTEGRAL = ("TINYINT", "SMALLINT", "INT", "BIGINT")
 
 
 def accumulator(value_type: str) -> str:
     """The type in which values of a type are added up: exact for integers and decimals."""
-    if value_type.upper() in INTEGRAL:
+    if value_type.upper() in INTEGERS:
         return ORDER
     scale = re.fullmatch(r"DECIMAL\(\d+,\s*(\d+)\)", value_type.upper())
     return f"DECIMAL(38,{scale[1]})" if scale else "DOUBLE"
@@ -66,7 +67,7 @@ def summation(value_type: str) -> str:
 
 
 def _sum_type(value_type: str) -> str:
-    return "BIGINT" if value_type.upper() in INTEGRAL else accumulator(value_type)
+    return "BIGINT" if value_type.upper() in INTEGERS else accumulator(value_type)
 
 
 @dataclass(frozen=True)
@@ -295,7 +296,7 @@ def own(fold: dict[str, str], combine: dict[str, str], result: str) -> Reducer:
 
     That ``combine`` is commutative and associative, and agrees with ``fold``, is tried by :mod:`jobs.law`.
     """
-    made = {c: f"CAST(({{sql:combine.{c}}}) AS {{type:{c}}})" for c in fold}
+    combinations = {c: f"CAST(({{sql:combine.{c}}}) AS {{type:{c}}})" for c in fold}
     return _additive(
         "own",
         "a user's own",
@@ -303,7 +304,7 @@ def own(fold: dict[str, str], combine: dict[str, str], result: str) -> Reducer:
         fold={c: f"CAST(({{sql:fold.{c}}}) AS {{type:{c}}})" for c in fold},
         combine={
             c: f"CASE WHEN a._last IS NULL THEN b.`{c}` WHEN b._last IS NULL THEN a.`{c}` ELSE {e} END"
-            for c, e in made.items()
+            for c, e in combinations.items()
         },
         value="CAST(({sql:result}) AS {V})",
         result_type=lambda t: "{type:result}",
@@ -319,8 +320,8 @@ def own(fold: dict[str, str], combine: dict[str, str], result: str) -> Reducer:
 
 def parse_reduce(text: str) -> tuple[str, list[str]]:
     """``at_least_one(alarm, ok)`` as its name and arguments; quotes around an argument are optional."""
-    found = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", text, re.DOTALL)
-    if not found:
+    match = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", text, re.DOTALL)
+    if not match:
         raise ValueError(f"found reduce: {text!r}, expected a reducer's name, with its arguments in brackets")
-    parts = [p.strip() for p in found[2].split(",")] if found[2] and found[2].strip() else []
-    return found[1], [p[1:-1] if len(p) > 1 and p[0] == p[-1] and p[0] in "'\"" else p for p in parts]
+    parts = [p.strip() for p in match[2].split(",")] if match[2] and match[2].strip() else []
+    return match[1], [p[1:-1] if len(p) > 1 and p[0] == p[-1] and p[0] in "'\"" else p for p in parts]

@@ -55,21 +55,21 @@ def requeue(
     """Send refused records of a stream again: those of a reason (or of one of its :func:`kind_of`), those at some places, or all; at
     most so many at once. Raises KafkaUnavailable: then some may have been sent, which are not sent twice when one asks again."""
 
-    def wanted() -> Iterator[dict[str, Any]]:
-        for row in _refused(config, stream):
+    def wanted_rows() -> Iterator[dict[str, Any]]:
+        for row in _refused_rows(config, stream):
             named = reason is None or reason in (row["reason"], kind_of(row["reason"]))
             if named and (places is None or _place(row) in places):
                 yield row
 
     done = Requeued()
-    if next(wanted(), None) is None:
+    if next(wanted_rows(), None) is None:
         return done
     sender = _Sender(config.kafka, stream.topic)
-    kept = metadata(table(config, "changelog", stream.name), "offsets")
-    position = {int(p): o for p, o in kept["offsets"].items()} if kept else {}
-    before = {*_come_back(config, stream), *_pending(config, stream, position)}
+    progress = metadata(table(config, "changelog", stream.name), "offsets")
+    position = {int(p): o for p, o in progress["offsets"].items()} if progress else {}
+    before = {*_returned_places(config, stream), *_pending_places(config, stream, position)}
     chosen: list[dict[str, Any]] = []
-    for row in wanted():
+    for row in wanted_rows():
         if _place(row) in before:
             done.before += 1
         elif len(chosen) == most:
@@ -87,34 +87,34 @@ def _place(row: dict[str, Any]) -> Place:
     return row["partition"], row["offset"]
 
 
-def _refused(config: Config, stream: Stream) -> Iterator[dict[str, Any]]:
+def _refused_rows(config: Config, stream: Stream) -> Iterator[dict[str, Any]]:
     """The rows of a stream's quarantine, but for what a route could not send."""
     delta = opened(table(config, "quarantine", stream.name))
     for batch in batches(delta, f"SELECT {COLUMNS} FROM found WHERE reason NOT LIKE 'route %: %'") if delta else ():
         yield from batch.to_pylist()
 
 
-def _come_back(config: Config, stream: Stream) -> set[Place]:
+def _returned_places(config: Config, stream: Stream) -> set[Place]:
     """The refused records that ingestion has seen again."""
     delta = opened(table(config, "requeued", stream.name))
     rows = select(delta, 'SELECT DISTINCT partition, "offset" FROM found') if delta else []
     return {(row["partition"], row["offset"]) for row in rows}
 
 
-def _pending(config: Config, stream: Stream, position: dict[int, int]) -> set[Place]:
-    """Those that are behind the changelog's position. From the first transaction that is open on, whoever's it is, what is not
-    committed counts too: it may be yet."""
+def _pending_places(config: Config, stream: Stream, position: dict[int, int]) -> set[Place]:
+    """The refused records that were sent again and lie behind the changelog's position. From the first open transaction on, whoever's it
+    is, records that are not committed count too: they may yet be."""
     open_from = {p: end for p, (_, end) in kafka.end_offsets(config.kafka, stream.topic).items()}
     every = {**config.kafka, ISOLATION: "read_uncommitted"}
-    found = set()
+    places = set()
     for message in chain(
         kafka.records_from(config.kafka, stream.topic, position), kafka.records_from(every, stream.topic, open_from)
     ):
         headers: Any = message.headers() or []
-        said = dict(headers).get(REQUEUED_HEADER)
-        if said and (match := re.fullmatch(rb"(-?\d{1,9}):(\d{1,18})", said)):
-            found.add((int(match[1]), int(match[2])))
-    return found
+        origin = dict(headers).get(REQUEUED_HEADER)
+        if origin and (match := re.fullmatch(rb"(-?\d{1,9}):(\d{1,18})", origin)):
+            places.add((int(match[1]), int(match[2])))
+    return places
 
 
 class _Sender:
@@ -125,26 +125,26 @@ class _Sender:
         settings = {"partitioner": "murmur2_random", **kafka.librdkafka(properties)}  # as Java's clients
         limits = {"transaction.timeout.ms": int(SECONDS * 1000), "message.max.bytes": 100_000_000}
         self._client = Producer({**settings, **limits, "transactional.id": f"statehouse-requeue-{topic}"})
-        self._asked(lambda: self._client.init_transactions(SECONDS))
+        self._run_step(lambda: self._client.init_transactions(SECONDS))
 
     def send(self, rows: list[dict[str, Any]]) -> dict[int, int]:
         """Send all of these rows or none; the last offset of each partition."""
         ends: dict[int, int] = {}
 
-        def delivered(error: KafkaError | None, message: Message) -> None:
+        def note_delivery(error: KafkaError | None, message: Message) -> None:
             if error is None:
                 ends[message.partition() or 0] = message.offset() or 0
 
-        def produced() -> None:
+        def produce_all() -> None:
             self._client.begin_transaction()
             for row in rows:
-                self._produce(row, delivered)
+                self._produce(row, note_delivery)
             self._client.commit_transaction(SECONDS)
 
-        self._asked(produced)
+        self._run_step(produce_all)
         return ends
 
-    def _produce(self, row: dict[str, Any], delivered: Callable[..., None]) -> None:
+    def _produce(self, row: dict[str, Any], on_delivery: Callable[..., None]) -> None:
         text = row["payload"]
         payload = text.encode() if text is not None else row["payload_bytes"]
         key = None if row["key"] is None else row["key"].encode()
@@ -154,12 +154,12 @@ class _Sender:
         at = {} if time is None else {"timestamp": round(time.timestamp() * 1000)}
         while True:
             try:
-                self._client.produce(self._topic, payload, key, headers=headers, on_delivery=delivered, **at)
+                self._client.produce(self._topic, payload, key, headers=headers, on_delivery=on_delivery, **at)
                 return
             except BufferError:  # its queue is full
                 self._client.poll(0.1)
 
-    def _asked(self, step: Callable[[], None]) -> None:
+    def _run_step(self, step: Callable[[], None]) -> None:
         try:
             step()
         except KafkaException as error:
@@ -172,7 +172,9 @@ class _Sender:
                 KafkaError.PRODUCER_FENCED,
                 KafkaError.INVALID_PRODUCER_EPOCH,
             )
-            said = "another one sends refused records of this topic again; none was sent here"
+            explanation = "another one sends refused records of this topic again; none was sent here"
             if not fenced:
-                said = f"{reason.str()}. They may have been sent or not: ask again, what was sent is not sent twice"
-            raise kafka.unavailable(self._properties, said) from None
+                explanation = (
+                    f"{reason.str()}. They may have been sent or not: ask again, what was sent is not sent twice"
+                )
+            raise kafka.unavailable(self._properties, explanation) from None

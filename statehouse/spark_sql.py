@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 from statehouse.payload import GREATEST_TIME, LEAST_TIME
-from statehouse.types import FORMS, INTEGERS, Type, type_or_none
+from statehouse.types import FLOATS, FORMS, INTEGERS, Type, type_or_none
 
 TIMES = ("DATE", "TIMESTAMP", "TIMESTAMP_NTZ")
 GREATEST_RANK = 10**18 - 1  # which there is room for in the order, see statehouse.reducers.ORDER
-FLOATS, GREATEST_DOUBLE = ("FLOAT", "DOUBLE"), 1.7976931348623157e308
+GREATEST_DOUBLE = 1.7976931348623157e308
 
 
 def quoted(name: str) -> str:
@@ -27,8 +27,8 @@ def text_as(text: str, ddl: str) -> str:
     name = kind.name if (kind := type_or_none(ddl)) else ""
     if name not in FORMS:
         return f"CAST({text} AS {ddl})"
-    made = f"unbase64({text})" if name == "BINARY" else f"CAST({text} AS {ddl})"
-    return f"CASE WHEN {text} RLIKE '^({FORMS[name]})$' THEN {made} END"
+    value = f"unbase64({text})" if name == "BINARY" else f"CAST({text} AS {ddl})"
+    return f"CASE WHEN {text} RLIKE '^({FORMS[name]})$' THEN {value} END"
 
 
 def value_of(text: str, ddl: str) -> str:

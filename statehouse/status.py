@@ -17,8 +17,8 @@ from statehouse.tables import (
     metadata,
     opened,
     position,
-    published,
-    routed,
+    publish_position,
+    route_position,
     rows_and_bytes,
     select,
     table,
@@ -39,14 +39,14 @@ def stream_status(config: Config, name: str) -> dict[str, Any]:
     (``behind``; None: Kafka does not answer, or has another topic of that name, which ``error`` says)."""
     stream = config.streams[name]
     path = table(config, "changelog", name)
-    kept = metadata(path, "offsets") or {}
+    known = metadata(path, "offsets") or {}
     delta = opened(path)
     behind = error = None
     try:
-        error = kafka.recreated(stream.topic, kept.get("id"), kafka.find_topic(config.kafka, stream.topic))
+        error = kafka.recreated(stream.topic, known.get("id"), kafka.find_topic(config.kafka, stream.topic))
         if error is None:
             ends = kafka.end_offsets(config.kafka, stream.topic)
-            done = {int(p): o for p, o in kept.get("offsets", {}).items()}
+            done = {int(p): o for p, o in known.get("offsets", {}).items()}
             behind = sum(max(0, high - max(done.get(p, 0), low)) for p, (low, high) in ends.items())
     except KafkaUnavailable:
         pass
@@ -56,7 +56,7 @@ def stream_status(config: Config, name: str) -> dict[str, Any]:
         "topic": stream.topic,
         "events": events,
         "quarantined": rows_and_bytes(table(config, "quarantine", name))[0],
-        "offsets": kept.get("offsets", {}),
+        "offsets": known.get("offsets", {}),
         "version": delta.version() if delta else None,
         "behind": behind,
         "bytes": size,
@@ -67,18 +67,18 @@ def stream_status(config: Config, name: str) -> dict[str, Any]:
 def failing_status(config: Config) -> list[dict[str, Any]]:
     """What the jobs fail at just now: the ``job`` (such as ``merge``), the ``name`` of the stream, store or route, the ``error``, and
     ``since`` when."""
-    return [{"job": part, "name": name, **found} for part in PARTS for name, found in failing(config, part).items()]
+    return [{"job": part, "name": name, **failure} for part in PARTS for name, failure in failing(config, part).items()]
 
 
 def route_status(config: Config, name: str) -> dict[str, Any]:
     """One route: the changelog version that it has sent, and the newest, or of a store's the one that its state has."""
     route = config.routes[name]
-    path, application = routed(config, route)
+    path, application = route_position(config, route)
     if route.store:
         state = opened(table(config, "state", route.store))
-        sent = _sent(path, application, state) | {"head": folded(state) if state else None}
+        sent = _sent_position(path, application, state) | {"head": folded(state) if state else None}
     else:
-        sent = _sent(path, application, opened(table(config, "changelog", str(route.source))))
+        sent = _sent_position(path, application, opened(table(config, "changelog", str(route.source))))
     return {
         "name": name,
         "from": route.store or route.source,
@@ -92,8 +92,13 @@ def published_status(config: Config, name: str) -> dict[str, Any]:
     store = config.stores[name]
     assert store.publish
     state = opened(table(config, "state", name))
-    path, application = published(config, store, state) if state else ("", "")
-    return {"name": name, "from": name, "to": f"topic {store.publish.topic}", **_sent(path, application, state)}
+    path, application = publish_position(config, store, state) if state else ("", "")
+    return {
+        "name": name,
+        "from": name,
+        "to": f"topic {store.publish.topic}",
+        **_sent_position(path, application, state),
+    }
 
 
 def task_status(config: Config) -> list[dict[str, Any]]:
@@ -106,16 +111,16 @@ def task_status(config: Config) -> list[dict[str, Any]]:
     counts = {(r["task"], r["status"]): r for r in select(delta, query)} if delta else {}
 
     def of(name: str | None) -> dict[str, Any]:
-        made = {s: counts.get((name, s), {}).get("count", 0) for s in ("waiting", "sent", "cancelled", "failed")}
+        numbers = {s: counts.get((name, s), {}).get("count", 0) for s in ("waiting", "sent", "cancelled", "failed")}
         due = counts.get((name, "waiting"), {}).get("due")
-        return {"name": name or "(asked for)", **made, "next": due and due.strftime("%Y-%m-%dT%H:%M:%SZ")}
+        return {"name": name or "(asked for)", **numbers, "next": due and due.strftime("%Y-%m-%dT%H:%M:%SZ")}
 
     return [of(name) for name in names]
 
 
-def _sent(path: str, application: str, source: DeltaTable | None) -> dict[str, Any]:
-    kept = opened(path) if source else None
-    position = kept.transaction_version(application) if kept else None
+def _sent_position(path: str, application: str, source: DeltaTable | None) -> dict[str, Any]:
+    delta = opened(path) if source else None
+    position = delta.transaction_version(application) if delta else None
     return {"position": position, "head": source.version() if source else None}
 
 
@@ -125,7 +130,7 @@ def store_status(config: Config, name: str) -> dict[str, Any]:
     changelog, state = table(config, "changelog", store.stream), table(config, "state", name)
     log, delta, folded = opened(changelog), opened(state), position(state)
     head = log.version() if log else None
-    kept = metadata(state, "unkeyed") or {}
+    counts = metadata(state, "unkeyed") or {}
     keys, size = rows_and_bytes(state)
     return {
         "name": name,
@@ -136,7 +141,7 @@ def store_status(config: Config, name: str) -> dict[str, Any]:
         "version": delta.version() if delta else None,
         "head": head,
         "lag_ms": lag_ms(changelog, folded, head),
-        "unkeyed": kept.get("unkeyed", 0),
-        "late": kept.get("late", 0),
+        "unkeyed": counts.get("unkeyed", 0),
+        "late": counts.get("late", 0),
         "bytes": size,
     }

@@ -115,14 +115,14 @@ def tasks_table(config: Config) -> str:
     return f"{config.root}/tasks"
 
 
-def routed(config: Config, route: Route) -> tuple[str, str]:
+def route_position(config: Config, route: Route) -> tuple[str, str]:
     """Where a route's position is: a table, and the application id of its ``txn``."""
     if route.to.table:
         return table(config, "routes", route.to.table), f"route:{route.name}"
     return table(config, "positions", f"route.{route.name}"), f"route:{route.name}:{route.to.topic}"
 
 
-def published(config: Config, store: Store, delta: DeltaTable) -> tuple[str, str]:
+def publish_position(config: Config, store: Store, delta: DeltaTable) -> tuple[str, str]:
     """Where the position of a published store is. Another topic, ``where`` or state than before has none."""
     assert store.publish
     what = hashlib.sha256(
@@ -149,8 +149,8 @@ def generation(delta: DeltaTable) -> int:
 
 def buckets(delta: DeltaTable | None) -> int | None:
     """Into how many buckets a state's table is partitioned; None: it is not."""
-    found = delta.metadata().configuration.get(BUCKETS) if delta else None
-    return int(found) if found else None
+    count = delta.metadata().configuration.get(BUCKETS) if delta else None
+    return int(count) if count else None
 
 
 def application(generation: int) -> str:
@@ -184,7 +184,7 @@ def commits(delta: DeltaTable) -> Any:
 def metadata(path: str, field: str) -> dict[str, Any] | None:
     """The newest commit's ``userMetadata`` that has a field; None where no commit that is still logged has."""
     delta = opened(path)
-    return next((said for _, said in _said(delta) if field in said), None) if delta else None
+    return next((fields for _, fields in _user_metadata(delta) if field in fields), None) if delta else None
 
 
 def covered(delta: DeltaTable, most: int | None = None) -> dict[str, Any] | None:
@@ -193,10 +193,10 @@ def covered(delta: DeltaTable, most: int | None = None) -> dict[str, Any] | None
     None: it is not known, as the log no longer has the commit that says so. Where the table has changed meanwhile it is the newest
     version's."""
     first = None
-    for version, said in _said(delta):
+    for version, fields in _user_metadata(delta):
         first = version
-        if "offsets" in said and (most is None or (version is not None and version <= most)):
-            return {**said, "offsets": {int(p): o for p, o in said["offsets"].items()}}
+        if "offsets" in fields and (most is None or (version is not None and version <= most)):
+            return {**fields, "offsets": {int(p): o for p, o in fields["offsets"].items()}}
     return {"offsets": {}} if first == 0 else None
 
 
@@ -204,19 +204,19 @@ def offsets_at(path: str, version: int) -> dict[int, int] | None:
     """By partition the next offset that a version of a changelog covers, which need not be the newest; None as :func:`covered`."""
     while True:
         delta = DeltaTable(path)
-        found = covered(delta, version)
+        coverage = covered(delta, version)
         if DeltaTable(path).version() == delta.version():  # else the entries may be numbered wrongly
-            return None if found is None else found["offsets"]
+            return None if coverage is None else coverage["offsets"]
 
 
-def _said(delta: DeltaTable) -> Iterator[tuple[int | None, dict[str, Any]]]:
+def _user_metadata(delta: DeltaTable) -> Iterator[tuple[int | None, dict[str, Any]]]:
     """The commits' versions and ``userMetadata``, newest first; empty where that is none of ours."""
     for entry in commits(delta):
         try:
-            found = json.loads(entry.get("userMetadata") or "null")
+            fields = json.loads(entry.get("userMetadata") or "null")
         except ValueError:
-            found = None
-        yield entry.get("version"), found if isinstance(found, dict) else {}
+            fields = None
+        yield entry.get("version"), fields if isinstance(fields, dict) else {}
 
 
 def commit_time(path: str, version: int) -> int | None:
@@ -241,12 +241,12 @@ def definition_of(rule: Rule) -> str:
 
 def stored_rule(delta: DeltaTable | None, name: str) -> Rule | None:
     """The rule that a state table is folded by, with the types that Spark found; None where it has none."""
-    kept = delta.metadata().configuration.get(DEFINITION) if delta else None
-    if kept is None:
+    text = delta.metadata().configuration.get(DEFINITION) if delta else None
+    if text is None:
         return None
-    types = (found := json.loads(kept)).pop("types")
-    marks = {name: found.pop(name) for name in MARKS if name in found}
-    store = Store.model_validate({**found, "name": name})
+    types = (definition := json.loads(text)).pop("types")
+    marks = {name: definition.pop(name) for name in MARKS if name in definition}
+    store = Store.model_validate({**definition, "name": name})
     keys = len(store.keys)
     return Rule(store, tuple(types[:keys]), types[keys], tuple(types[keys + 1 :]), **marks)
 
@@ -258,9 +258,9 @@ def select(delta: DeltaTable, query: str) -> list[dict[str, Any]]:
 
 def batches(delta: DeltaTable, query: str) -> Iterator[pa.RecordBatch]:
     """The same, as they are read."""
-    asked = QueryBuilder().register("found", delta)
-    asked.execute("SET datafusion.execution.parquet.coerce_int96 = 'us'")  # in nanoseconds the year 2500 is long ago
-    for batch in asked.execute(query):
+    engine = QueryBuilder().register("found", delta)
+    engine.execute("SET datafusion.execution.parquet.coerce_int96 = 'us'")  # in nanoseconds the year 2500 is long ago
+    for batch in engine.execute(query):
         yield pa.record_batch(batch)
 
 
@@ -268,10 +268,10 @@ def deleted_rows(delta: DeltaTable) -> dict[str, pa.Array]:
     """By a file's path in the table the numbers of its rows that are marked as deleted; of files that have any."""
     if MARKING not in (delta.protocol().reader_features or []):
         return {}
-    found, root = pa.table(delta.deletion_vectors()), unquote(urlsplit(delta.table_uri).path).rstrip("/") + "/"
+    vectors, root = pa.table(delta.deletion_vectors()), unquote(urlsplit(delta.table_uri).path).rstrip("/") + "/"
     return {
-        unquote(urlsplit(uri).path).removeprefix(root): pc.indices_nonzero(pc.invert(kept.values))
-        for uri, kept in zip(found["filepath"].to_pylist(), found["selection_vector"], strict=True)
+        unquote(urlsplit(uri).path).removeprefix(root): pc.indices_nonzero(pc.invert(mask.values))
+        for uri, mask in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True)
     }
 
 

@@ -69,24 +69,24 @@ def _map_filter(node: exp.Anonymous) -> exp.Expr:
     of, function = node.expressions
     key, value = _parameters(function)
     entry = exp.to_identifier("_e")
-    kept = _bind(function, {key: _field(entry, "key"), value: _field(entry, "value")})
-    return _call("map_from_entries", _call("list_filter", _call("map_entries", of), _lambda("_e", kept)))
+    condition = _bind(function, {key: _field(entry, "key"), value: _field(entry, "value")})
+    return _call("map_from_entries", _call("list_filter", _call("map_entries", of), _lambda("_e", condition)))
 
 
 def _map_zip_with(node: exp.Anonymous) -> exp.Expr:
     left, right, function = node.expressions
     key, x, y = _parameters(function)
     at = exp.to_identifier("_k")
-    found = {key: at, x: _call("map_extract_value", left, at), y: _call("map_extract_value", right, at)}
-    pairs = [("key", at.copy()), ("value", _bind(function, found))]
+    arguments = {key: at, x: _call("map_extract_value", left, at), y: _call("map_extract_value", right, at)}
+    pairs = [("key", at.copy()), ("value", _bind(function, arguments))]
     entry = _struct(pairs)
     keys = _call("list_distinct", _call("list_concat", _call("map_keys", left), _call("map_keys", right)))
     return _call("map_from_entries", _call("list_transform", keys, _lambda("_k", entry)))
 
 
 def _exists(node: exp.Exists) -> exp.Expr:
-    kept = _call("list_filter", node.this, node.expression)
-    return exp.GT(this=_call("len", kept), expression=exp.Literal.number(0))
+    matching = _call("list_filter", node.this, node.expression)
+    return exp.GT(this=_call("len", matching), expression=exp.Literal.number(0))
 
 
 def _times(value: exp.Expr, factor: int) -> exp.Expr:
@@ -102,7 +102,7 @@ def _in_years(micros: exp.Expr) -> exp.Expr:
     return exp.Case(ifs=[exp.If(this=known, true=_call("make_timestamptz", micros))])
 
 
-def _cased(node: exp.Expr) -> exp.Expr:
+def _change_case(node: exp.Expr) -> exp.Expr:
     """A text in capitals or small letters: of ASCII, which has as many bytes as characters, by the engine itself."""
     name, text = ("upper" if isinstance(node, exp.Upper) else "lower"), node.this
     ascii_ = exp.EQ(this=_call("strlen", text), expression=_call("length", text))
@@ -152,24 +152,24 @@ def _from_json(node: exp.FromJson) -> exp.Expr:
         kind = exp.DataType.build(text, dialect="spark")
     except sqlglot.errors.ParseError:  # the columns of an object, as Spark also takes them
         kind = exp.DataType.build(f"STRUCT<{text}>", dialect="spark")
-    made = exp.TryCast(this=exp.TryCast(this=node.this.copy(), to=exp.DataType.build("JSON")), to=_in_text(kind))
-    return _decoded(made, kind) if _holds_binary(kind) else made
+    value = exp.TryCast(this=exp.TryCast(this=node.this.copy(), to=exp.DataType.build("JSON")), to=_in_text(kind))
+    return _decode_bytes(value, kind) if _holds_binary(kind) else value
 
 
 def _holds_binary(kind: exp.Expr) -> bool:
-    return any(found.this == exp.DataType.Type.BINARY for found in kind.find_all(exp.DataType))
+    return any(part.this == exp.DataType.Type.BINARY for part in kind.find_all(exp.DataType))
 
 
 def _in_text(kind: exp.DataType) -> exp.DataType:
     """A type with what JSON has as base64 as the text that it is."""
-    made = kind.copy()
-    for found in made.find_all(exp.DataType):
-        if found.this == exp.DataType.Type.BINARY:
-            found.set("this", exp.DataType.Type.TEXT)
-    return made
+    text_kind = kind.copy()
+    for part in text_kind.find_all(exp.DataType):
+        if part.this == exp.DataType.Type.BINARY:
+            part.set("this", exp.DataType.Type.TEXT)
+    return text_kind
 
 
-def _decoded(value: exp.Expr, kind: exp.Expr) -> exp.Expr:
+def _decode_bytes(value: exp.Expr, kind: exp.Expr) -> exp.Expr:
     """A value of :func:`_in_text` with the bytes that its texts say; null where they say none."""
     kinds = exp.DataType.Type
     if not _holds_binary(kind):
@@ -178,12 +178,12 @@ def _decoded(value: exp.Expr, kind: exp.Expr) -> exp.Expr:
         return _call("try", _call("from_base64", value))
     item = exp.to_identifier("_i")
     if kind.this == kinds.ARRAY:
-        return _call("list_transform", value, _lambda("_i", _decoded(item, kind.expressions[0])))
+        return _call("list_transform", value, _lambda("_i", _decode_bytes(item, kind.expressions[0])))
     if kind.this == kinds.MAP:
-        pairs = [("key", _field(item, "key")), ("value", _decoded(_field(item, "value"), kind.expressions[1]))]
-        made = _call("list_transform", _call("map_entries", value), _lambda("_i", _struct(pairs)))
-        return _call("map_from_entries", made)
-    fields = [(f.name, _decoded(_quoted_field(value, f.name), f.args["kind"])) for f in kind.expressions]
+        pairs = [("key", _field(item, "key")), ("value", _decode_bytes(_field(item, "value"), kind.expressions[1]))]
+        entries = _call("list_transform", _call("map_entries", value), _lambda("_i", _struct(pairs)))
+        return _call("map_from_entries", entries)
+    fields = [(f.name, _decode_bytes(_quoted_field(value, f.name), f.args["kind"])) for f in kind.expressions]
     there = exp.Not(this=exp.Is(this=value.copy(), expression=exp.Null()))
     return exp.Case(ifs=[exp.If(this=there, true=_struct(fields))])
 
@@ -202,10 +202,10 @@ def _rewrite(node: exp.Expr) -> exp.Expr:
     if isinstance(node, exp.Anonymous) and node.name.lower() in ANONYMOUS:
         return ANONYMOUS[node.name.lower()](node).transform(_rewrite)
     if type(node) in SAFE:
-        made = SAFE[type(node)](this=node.this.copy(), expression=node.expression.copy())
-        return _call("try", made).transform(_rewrite)
+        operation = SAFE[type(node)](this=node.this.copy(), expression=node.expression.copy())
+        return _call("try", operation).transform(_rewrite)
     if isinstance(node, exp.Upper | exp.Lower):
-        return _cased(node).transform(_rewrite)
+        return _change_case(node).transform(_rewrite)
     if isinstance(node, exp.ArraySize):
         return _call("coalesce", _call("len", node.this), exp.Literal.number(-1)).transform(_rewrite)
     if isinstance(node, exp.Exists) and isinstance(node.expression, exp.Lambda):

@@ -11,8 +11,10 @@ from decimal import Decimal
 import pyarrow as pa
 
 INTEGERS = {"TINYINT": 8, "SMALLINT": 16, "INT": 32, "BIGINT": 64}  # bits
+FLOATS = ("FLOAT", "DOUBLE")
+NUMBERS = (*INTEGERS, "DECIMAL", *FLOATS)
 SCALARS = (
-    *("STRING", "BOOLEAN", *INTEGERS, "FLOAT", "DOUBLE", "DECIMAL"),
+    *("STRING", "BOOLEAN", *INTEGERS, *FLOATS, "DECIMAL"),
     *("DATE", "TIMESTAMP", "TIMESTAMP_NTZ", "BINARY"),
 )
 _FRACTION = "[-+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][-+]?[0-9]{1,3})?"
@@ -21,7 +23,7 @@ _MOMENT = "[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.][0-9]{1
 # control event names is such text, and so is a scalar that a set gives.
 FORMS = {
     **dict.fromkeys(INTEGERS, "[-+]?[0-9]{1,19}"),
-    **dict.fromkeys(("FLOAT", "DOUBLE", "DECIMAL"), _FRACTION),
+    **dict.fromkeys((*FLOATS, "DECIMAL"), _FRACTION),
     "BOOLEAN": "[tT][rR][uU][eE]|[fF][aA][lL][sS][eE]",
     "DATE": "[0-9]{4}-[0-9]{2}-[0-9]{2}",
     "TIMESTAMP": _MOMENT % "(Z|[-+](0[0-9]|1[0-7]):[0-5][0-9])?",

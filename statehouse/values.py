@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator
 from sqlglot import TokenType, exp
 
 from statehouse import topics
-from statehouse.types import check_name, parse_type
+from statehouse.types import NUMBERS, check_name, parse_type
 
 UNITS = {
     "millisecond": 1,
@@ -38,10 +38,10 @@ CLOSING = (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE)
 
 def milliseconds(text: Any) -> int:
     """A duration such as ``5 seconds`` or ``1.5 hours``, in milliseconds; ValueError for anything else."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", str(text).lower())
-    if not found or found[2] not in UNITS:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", str(text).lower())
+    if not match or match[2] not in UNITS:
         raise ValueError(f"found {text!r}, expected a duration such as '5 seconds', '1 hour' or '7 days'")
-    return int(float(found[1]) * UNITS[found[2]])
+    return int(float(match[1]) * UNITS[match[2]])
 
 
 def parse_window(text: str) -> tuple[int, int]:
@@ -102,8 +102,8 @@ def _expression(text: Any) -> str:
 
 @functools.lru_cache(maxsize=1000)
 def safe(text: str) -> str:
-    """An expression as it is given to Spark: an index of ``element_at`` that is computed is null where it is the least INT, by which Spark
-    reads outside of its memory, and its process ends."""
+    """An expression as it is given to Spark, with a guard around each computed index of ``element_at``: the least INT becomes null, since
+    Spark would read outside of its memory with it, and its process would end."""
     tokens = sqlglot.tokenize(text, dialect="spark")
     edits: list[tuple[int, str]] = []
     for number, token in enumerate(tokens[:-1]):
@@ -131,25 +131,24 @@ def safe(text: str) -> str:
     return text
 
 
-def unaliased(text: str) -> str:
+def without_alias(text: str) -> str:
     """``upper(agent) AS ag`` without its alias, in the user's own words (sqlglot would write them its own way)."""
     alias = parse_expression(text).alias
     return re.sub(rf"\s+(AS\s+)?[`\"]?{re.escape(alias)}[`\"]?\s*$", "", text, flags=re.IGNORECASE) if alias else text
 
 
-def _key(found: Any) -> Any:
-    if found in ("", [], None):
-        raise ValueError(f"found {found!r}, expected an expression, or a list of columns or 'expression AS name'")
-    return [_expression(part) for part in found] if isinstance(found, list) else _expression(found)
+def _key(value: Any) -> Any:
+    if value in ("", [], None):
+        raise ValueError(f"found {value!r}, expected an expression, or a list of columns or 'expression AS name'")
+    return [_expression(part) for part in value] if isinstance(value, list) else _expression(value)
 
 
-def listed(found: Any) -> Any:
+def as_list(value: Any) -> Any:
     """A list of expressions, or one."""
-    return found if isinstance(found, list) else [found]
+    return value if isinstance(value, list) else [value]
 
 
 # Types that a table can be clustered by: those of which Delta keeps the least and the greatest of a file.
-NUMBERS = ("TINYINT", "SMALLINT", "INT", "BIGINT", "DECIMAL", "FLOAT", "DOUBLE")
 ORDERED = ("STRING", "DATE", "TIMESTAMP", *NUMBERS)
 
 
@@ -171,18 +170,18 @@ def parse_schema(ddl: str) -> list[Column]:
             f"found {ddl!r}, expected a DDL such as 'key STRING, ts TIMESTAMP': {_one_line(error)}"
         ) from None
     columns = []
-    for found in definitions:
-        if not isinstance(found, exp.ColumnDef) or found.kind is None:
-            raise ValueError(f"found {found.sql('spark')!r} in the schema, expected 'name TYPE'")
-        if found.name.startswith("_"):
-            raise ValueError(f"found the column {found.name!r}: names that begin with '_' are the system's own")
+    for definition in definitions:
+        if not isinstance(definition, exp.ColumnDef) or definition.kind is None:
+            raise ValueError(f"found {definition.sql('spark')!r} in the schema, expected 'name TYPE'")
+        if definition.name.startswith("_"):
+            raise ValueError(f"found the column {definition.name!r}: names that begin with '_' are the system's own")
         try:
-            check_name(found.name)
-            kind = parse_type(found.kind.sql("spark"))
+            check_name(definition.name)
+            kind = parse_type(definition.kind.sql("spark"))
         except ValueError as error:
-            raise ValueError(f"column {found.name}: {error}") from None
-        required = any(isinstance(c.kind, exp.NotNullColumnConstraint) for c in found.constraints)
-        columns.append(Column(name=found.name, type=kind.ddl, required=required))
+            raise ValueError(f"column {definition.name}: {error}") from None
+        required = any(isinstance(c.kind, exp.NotNullColumnConstraint) for c in definition.constraints)
+        columns.append(Column(name=definition.name, type=kind.ddl, required=required))
     names = [c.name.lower() for c in columns]
     if twice := {n for n in names if names.count(n) > 1}:
         raise ValueError(f"found the column {sorted(twice)[0]!r} twice (Spark does not tell cases apart)")
@@ -209,10 +208,10 @@ def _instance(text: str) -> str:
 
 def parse_address(text: Any) -> tuple[str, int]:
     """``127.0.0.1:9100`` or ``[::1]:9100``: host and port; ValueError for anything else."""
-    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+):(\d{1,5})", str(text))
-    if not found or int(found[2]) > 65535:
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+):(\d{1,5})", str(text))
+    if not match or int(match[2]) > 65535:
         raise ValueError(f"found {text!r}, expected a host and a port such as '127.0.0.1:9100'")
-    return found[1].strip("[]"), int(found[2])
+    return match[1].strip("[]"), int(match[2])
 
 
 def _topic(name: str) -> str:
@@ -221,13 +220,13 @@ def _topic(name: str) -> str:
     return name
 
 
-def _topics(found: Any) -> Any:
-    if isinstance(found, dict):
+def _topics(value: Any) -> Any:
+    if isinstance(value, dict):
         raise ValueError(
             "found a rule of this name, expected the topics that tasks may be asked to send to, such as [alerts, 'ops-*']: "
             "give the rule another name"
         )
-    return listed(found)
+    return as_list(value)
 
 
 def _topic_pattern(text: Any) -> str:
@@ -251,4 +250,4 @@ Window = Annotated[str, AfterValidator(lambda w: parse_window(w) and w)]
 Cron = Annotated[str, BeforeValidator(_cron)]
 Keys = Annotated[str | list[str], BeforeValidator(_key)]
 Address = Annotated[str, BeforeValidator(lambda a: parse_address(a) and a)]
-OneOrMore = BeforeValidator(listed)
+OneOrMore = BeforeValidator(as_list)

@@ -67,7 +67,7 @@ def parse_yaml(text: str, source: str, expected: str, secret: bool = False) -> Y
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
-        if repeated := list(_repeated(loader, root, (), set())):
+        if repeated := list(_repeated_keys(loader, root, (), set())):
             raise ConfigError("\n".join(f"{source}:{message}" for message in repeated))
         data = None if root is None else loader.construct_document(root)
         # Only now: names that come by `<<` have been put into their mappings, before those that replace them.
@@ -82,7 +82,7 @@ def parse_yaml(text: str, source: str, expected: str, secret: bool = False) -> Y
     return YamlFile(data, lines, frozenset(path for path, (_, quoted) in places.items() if quoted))
 
 
-def _repeated(loader: _Loader, node: yaml.Node | None, path: tuple, seen: set[int]) -> Iterator[str]:
+def _repeated_keys(loader: _Loader, node: yaml.Node | None, path: tuple, seen: set[int]) -> Iterator[str]:
     """A message for each name that its mapping has already, at any depth.
 
     Names are equal if they are equal in the data: ``1`` and ``0x1`` are. A mapping may have a name that it also gets by
@@ -94,7 +94,7 @@ def _repeated(loader: _Loader, node: yaml.Node | None, path: tuple, seen: set[in
     seen.add(id(node))
     if isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
-            yield from _repeated(loader, value, (*path, index), seen)
+            yield from _repeated_keys(loader, value, (*path, index), seen)
     elif isinstance(node, yaml.MappingNode):
         lines: dict[Hashable, int] = {}
         for key, value in node.value:
@@ -106,7 +106,7 @@ def _repeated(loader: _Loader, node: yaml.Node | None, path: tuple, seen: set[in
                     both = f"lines {lines[same]} and {line}" if lines[same] != line else f"line {line}"
                     yield f"{line}: {place}: found {name!r} twice, in {both}, expected each name once"
                 lines.setdefault(same, line)
-            yield from _repeated(loader, value, (*path, name), seen)
+            yield from _repeated_keys(loader, value, (*path, name), seen)
 
 
 def _places(node: yaml.Node | None, path: tuple, line: int, seen: set[int]) -> Iterator[tuple[tuple, int, bool]]:

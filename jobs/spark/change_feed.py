@@ -33,13 +33,13 @@ GONE = (
 GAINED = "_gained"
 
 
-def gone(error: BaseException) -> bool:
+def is_gone(error: BaseException) -> bool:
     """Whether an error says that a table no longer has what came between two of its versions."""
     return any(word in str(error) for word in GONE)
 
 
-def new(offsets: Mapping[int, int], mark: str = "") -> str:
-    """SQL: the records from each partition's offset on; ``mark`` is before the names of the columns.
+def from_offsets(offsets: Mapping[int, int], mark: str = "") -> str:
+    """SQL: whether a record is at or after its partition's offset; ``mark`` stands before the names of the columns.
 
     A number in the text would be one in the code that Spark makes of it, which the JVM would have to compile anew for each
     batch, and until it has, run slowly. A map is not.
@@ -66,13 +66,13 @@ def events(spark: SparkSession, config: Config, stream: Stream, start: int | Non
     if fields:
         parts = ", ".join(f"{quoted(field.name)}: {field.kind.ddl}" for field in fields)
         kinds = cast(StructType, StructType.fromDDL(f"{GAINED} STRUCT<{parts}>"))
-        rows = rows.mapInArrow(partial(_filled, fields), StructType([*rows.schema.fields, *kinds.fields]))
+        rows = rows.mapInArrow(partial(_add_gained, fields), StructType([*rows.schema.fields, *kinds.fields]))
     for name, expression in added.items():
         rows = rows.withColumn(name, F.expr(expression))
     return rows.drop(GAINED)
 
 
-def _filled(fields: Sequence[Field], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _add_gained(fields: Sequence[Field], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Rows of a changelog with what their payloads have for columns that its schema has gained."""
     for batch in batches:
         yield batch.append_column(GAINED, in_payloads(fields, batch["_payload"].to_pylist()))

@@ -83,8 +83,8 @@ def archive(settings: dict[str, str]) -> Archive:
 def archive_for(settings: dict[str, str]) -> Archive | None:
     """The archive for a local session of these settings; None where there is none, or where the user has a class path or a
     Spark of their own."""
-    found = archive(settings)
-    return None if PATH in settings or "SPARK_HOME" in os.environ or not found.complete else found
+    own = archive(settings)
+    return None if PATH in settings or "SPARK_HOME" in os.environ or not own.complete else own
 
 
 def _java_version() -> str:

@@ -10,7 +10,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from jobs.spark import private_key
-from statehouse import kafka
+from statehouse import kafka_clients
 from statehouse.errors import ConfigError
 from statehouse.places import remote
 
@@ -33,16 +33,16 @@ def here() -> bool:
 
 
 def session(root: str = "") -> SparkSession:
-    """The cluster's session, :func:`prepared`. Raises ConfigError for a root that is one place to Spark and another to all else."""
-    if root and not remote(root) and not volume(root):
+    """The cluster's session, :func:`prepare`. Raises ConfigError for a root that is one place to Spark and another to all else."""
+    if root and not remote(root) and not in_volume(root):
         raise ConfigError(
             f"root: found {root}, expected s3://…, abfss://… or /Volumes/…: Spark looks for any other path in DBFS, and "
             "the rest of statehouse on the driver's own disk"
         )
-    return prepared(SparkSession.builder.getOrCreate())
+    return prepare(SparkSession.builder.getOrCreate())
 
 
-def prepared(spark: SparkSession) -> SparkSession:
+def prepare(spark: SparkSession) -> SparkSession:
     """The session with :data:`SETTINGS` where this is Databricks; elsewhere as it is. A new session does not take them over from
     the one that it comes from, only those of the cluster."""
     if here():
@@ -51,14 +51,14 @@ def prepared(spark: SparkSession) -> SparkSession:
     return spark
 
 
-def volume(path: str) -> bool:
+def in_volume(path: str) -> bool:
     """Whether a path is in a volume, which looks like a folder but has neither locks nor renames."""
     return here() and path.startswith(VOLUMES)
 
 
-def unlocked(root: str) -> bool:
+def has_no_locks(root: str) -> bool:
     """Whether nothing can be locked in a root, nor renamed: an object store, or a volume, whose jobs have ``max_concurrent_runs: 1``."""
-    return remote(root) or volume(root)
+    return remote(root) or in_volume(root)
 
 
 def kafka_package(spark: SparkSession) -> Any:
@@ -70,7 +70,7 @@ def kafka_package(spark: SparkSession) -> Any:
 def client(properties: dict[str, Any]) -> dict[str, str]:
     """The file's ``kafka:`` section for the Kafka client that Spark has: with a private key that it can read. There its classes, such as
     those that log in, are under another name."""
-    given = kafka.java(properties)
-    if private_key.is_encrypted(given.get(KEY, "")) and (context := SparkContext._active_spark_context):
-        given[KEY] = private_key.opened(context._gateway, given[KEY], given.pop(KEY_PASSWORD, ""))
-    return {k: f"kafkashaded.{v}" if here() and v.startswith("org.apache.kafka.") else v for k, v in given.items()}
+    settings = kafka_clients.java(properties)
+    if private_key.is_encrypted(settings.get(KEY, "")) and (context := SparkContext._active_spark_context):
+        settings[KEY] = private_key.decrypt(context._gateway, settings[KEY], settings.pop(KEY_PASSWORD, ""))
+    return {k: f"kafkashaded.{v}" if here() and v.startswith("org.apache.kafka.") else v for k, v in settings.items()}

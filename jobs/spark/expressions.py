@@ -19,10 +19,9 @@ from statehouse.fold import Rule
 from statehouse.reducers import ORDER
 from statehouse.spark_sql import TIMES, quoted
 from statehouse.tables import changelog_columns
+from statehouse.types import INTEGERS, NUMBERS
 
-EXACT = ("TINYINT", "SMALLINT", "INT", "BIGINT", "DECIMAL")
-KEYS = ("STRING", "BOOLEAN", *EXACT, *TIMES)
-NUMBERS = (*EXACT, "FLOAT", "DOUBLE")
+KEYS = ("STRING", "BOOLEAN", *INTEGERS, "DECIMAL", *TIMES)
 CARRIED = (*KEYS, *NUMBERS, "BINARY")  # by tables and both engines, beside what is nested
 KNOWN = "a type that JSON and both engines have"
 
@@ -30,8 +29,8 @@ KNOWN = "a type that JSON and both engines have"
 def schema_of(columns: Mapping[str, str]) -> StructType:
     """Columns that expressions may name, all nullable: what is NOT NULL is refused with a reason, not by the parser."""
     schema = cast(StructType, StructType.fromDDL(", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())))
-    for found in schema.fields:
-        found.nullable = True
+    for field in schema.fields:
+        field.nullable = True
     return schema
 
 
@@ -57,14 +56,14 @@ def is_one(kind: DataType, names: Sequence[str]) -> bool:
     return ddl(kind).partition("(")[0] in names
 
 
-def carried(kind: DataType) -> bool:
+def can_carry(kind: DataType) -> bool:
     """Whether tables and both engines can carry a type."""
     if isinstance(kind, ArrayType):
-        return carried(kind.elementType)
+        return can_carry(kind.elementType)
     if isinstance(kind, MapType):
-        return isinstance(kind.keyType, StringType) and carried(kind.valueType)
+        return isinstance(kind.keyType, StringType) and can_carry(kind.valueType)
     if isinstance(kind, StructType):
-        return all(carried(f.dataType) for f in kind.fields)
+        return all(can_carry(f.dataType) for f in kind.fields)
     return is_one(kind, CARRIED)
 
 
@@ -101,17 +100,17 @@ def rule_of(spark: SparkSession, config: Config, store: Store) -> Rule:
     """The store with the types that Spark finds for its keys and its value; ConfigError names the setting."""
     stream = config.streams[store.stream]
 
-    def typed(setting: str, expression: str) -> str:
+    def infer_type(setting: str, expression: str) -> str:
         try:
             return type_of(spark, stream, expression)
         except ConfigError as error:
             raise ConfigError(f"stores.{store.name}.{setting}: found {expression!r}: {error}") from None
 
-    keys = tuple(typed("key", k.expression) for k in store.keys)
-    value = typed("value", store.value) if store.value else "BOOLEAN"
+    keys = tuple(infer_type("key", k.expression) for k in store.keys)
+    value = infer_type("value", store.value) if store.value else "BOOLEAN"
     for setting, expression in (("where", store.where), ("agent", store.agent)):
         if expression:
-            typed(setting, expression)
+            infer_type(setting, expression)
     written = given(store, changelog_columns(stream))
     if not isinstance(store.reduce, Own):
         return Rule(store, keys, value, nulled=written, ranked=stream.ranked, captured=stream.captured)
@@ -126,28 +125,30 @@ def rule_of(spark: SparkSession, config: Config, store: Store) -> Rule:
 def own_types(spark: SparkSession, reduce: Own, value: str) -> tuple[str, ...]:
     """The types of a user's reducer: of its columns, then of its result. ConfigError begins with the place, ``fold.x: ``."""
 
-    def typed(place: str, columns: str, expression: str) -> str:
+    def infer_type(place: str, columns: str, expression: str) -> str:
         try:
             frame = spark.createDataFrame([], columns).selectExpr(f"({expression}) AS x")
         except (AnalysisException, ParseException) as error:
             raise ConfigError(f"{place}: found {expression!r}: {refusal(error)}") from None
         kind = frame.schema[0].dataType
-        if not carried(kind) and not isinstance(kind, NullType):
+        if not can_carry(kind) and not isinstance(kind, NullType):
             raise ConfigError(f"{place}: found {expression!r} of type {ddl(kind)}, expected {KNOWN}")
         return ddl(kind)
 
     seen = f"value {value}, event_time TIMESTAMP, agent STRING, _order {ORDER}"
-    columns = {c: typed(f"fold.{c}", seen, e) for c, e in reduce.fold.items()}
+    columns = {c: infer_type(f"fold.{c}", seen, e) for c, e in reduce.fold.items()}
     for column, expression in reduce.fold.items():
         if not _aggregates(spark, seen, expression):
             raise ConfigError(f"fold.{column}: found {expression!r}, expected an aggregate such as max(value)")
     if unfit := next((c for c, t in columns.items() if t == "VOID"), None):
         raise ConfigError(f"fold.{unfit}: found {reduce.fold[unfit]!r} of no type, expected CAST(... AS type)")
-    made = ", ".join(f"{quoted(c)}: {t}" for c, t in columns.items())
+    fields = ", ".join(f"{quoted(c)}: {t}" for c, t in columns.items())
     for column, expression in reduce.combine.items():
-        typed(f"combine.{column}", f"a STRUCT<{made}>, b STRUCT<{made}>", f"CAST(({expression}) AS {columns[column]})")
+        infer_type(
+            f"combine.{column}", f"a STRUCT<{fields}>, b STRUCT<{fields}>", f"CAST(({expression}) AS {columns[column]})"
+        )
     state = ", ".join(f"{quoted(c)} {t}" for c, t in columns.items())
-    return (*columns.values(), typed("result", state, reduce.result))
+    return (*columns.values(), infer_type("result", state, reduce.result))
 
 
 def _aggregates(spark: SparkSession, columns: str, expression: str) -> bool:

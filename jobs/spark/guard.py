@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from jobs.spark import change_feed
 from statehouse.errors import first_line
@@ -40,6 +40,15 @@ def install(spark: SparkSession) -> None:
     spark.conf.set("spark.sql.subexpressionElimination.enabled", "false")
 
 
+def error_of(rows: DataFrame, expression: str) -> str | None:
+    """What the engine says where it cannot compute an expression of some rows; None where it can."""
+    try:
+        rows.selectExpr(expression).collect()
+    except Exception as error:  # whatever a function throws
+        return first_line(error)
+    return None
+
+
 class Guard:
     """Stands around the expressions of one job, which ``name`` says; as :attr:`text` it is nothing until one of them throws."""
 
@@ -60,7 +69,7 @@ class Guard:
         try:
             return work()
         except (PySparkException, Py4JJavaError) as error:
-            if change_feed.gone(error) or "org.apache.kafka." in str(error):  # the table's, or Kafka's
+            if change_feed.is_gone(error) or "org.apache.kafka." in str(error):  # the table's, or Kafka's
                 raise
             reason = first_line(error)
         try:

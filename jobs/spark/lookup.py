@@ -25,7 +25,7 @@ from statehouse.values import safe
 log = logging.getLogger("statehouse")
 
 
-def many(lookup: Lookup) -> str:
+def count_column(lookup: Lookup) -> str:
     """The column with the number of rows that have an event's key."""
     return f"_rows of {lookup.name}"
 
@@ -35,7 +35,7 @@ def _key(lookup: Lookup, index: int) -> str:
 
 
 def table_of(spark: SparkSession, lookup: Lookup) -> DataFrame:
-    """A lookup's table as it is now: a row a key, with the struct of its first row, and how :func:`many` there are. Raises
+    """A lookup's table as it is now: a row a key, with the struct of its first row, and how :func:`count_column` there are. Raises
     ConfigError where it cannot be read, or lacks a column."""
     try:
         rows = _read(spark, lookup.table)
@@ -47,12 +47,14 @@ def table_of(spark: SparkSession, lookup: Lookup) -> DataFrame:
         cells = [(c, _cell(rows, names[c.name.lower()], c.type)) for c in lookup.columns]
         columns = [f"{within_years(cell, c.type)} AS {quoted(c.name)}" for c, cell in cells]
         keys = [F.col(quoted(column.name)).alias(_key(lookup, i)) for i, (column, _) in enumerate(lookup.matches)]
-        found = rows.selectExpr(*columns).withColumn(lookup.name, F.struct(*(quoted(c.name) for c in lookup.columns)))
-        made = found.groupBy(*keys).agg(
-            F.first(quoted(lookup.name)).alias(lookup.name), F.count("*").alias(many(lookup))
+        cells_and_row = rows.selectExpr(*columns).withColumn(
+            lookup.name, F.struct(*(quoted(c.name) for c in lookup.columns))
+        )
+        grouped = cells_and_row.groupBy(*keys).agg(
+            F.first(quoted(lookup.name)).alias(lookup.name), F.count("*").alias(count_column(lookup))
         )
         # By Arrow: Python has no time of the year 1 that PySpark could make.
-        return spark.createDataFrame(made.dropna(subset=[_key(lookup, i) for i in range(len(keys))]).toArrow())
+        return spark.createDataFrame(grouped.dropna(subset=[_key(lookup, i) for i in range(len(keys))]).toArrow())
     except StatehouseError:
         raise
     except Exception as error:  # no such file, no such format, no such type: Spark has many words for it
@@ -66,10 +68,10 @@ def _cell(rows: DataFrame, name: str, kind: str) -> str:
     return f"CAST({quoted(name)} AS {kind})"
 
 
-def twofold(lookup: Lookup, table: DataFrame) -> str:
+def repeated_key(lookup: Lookup, table: DataFrame) -> str:
     """A key that more than one row has, in words; empty where there is none."""
     texts = [f"CAST({quoted(_key(lookup, i))} AS STRING)" for i in range(len(lookup.key))]
-    row = table.where(f"{quoted(many(lookup))} > 1").selectExpr(*texts, quoted(many(lookup))).first()
+    row = table.where(f"{quoted(count_column(lookup))} > 1").selectExpr(*texts, quoted(count_column(lookup))).first()
     return f"{row[-1]} rows with the key {'/'.join(map(str, row[:-1]))!r}" if row else ""
 
 
@@ -80,11 +82,11 @@ def _read(spark: SparkSession, path: str) -> DataFrame:
 
 
 def _stamp(spark: SparkSession, path: str) -> Any:
-    """What changes when a table does: its version, or the times and sizes of its files."""
+    """A value that changes when the table does: its version, or the times and sizes of its files."""
     if (delta := opened(path)) is not None:
         return str(delta.metadata().id), delta.version()
-    found = files(spark, path).listStatus(hadoop_path(spark, path))
-    return sorted((f.getPath().toString(), f.getModificationTime(), f.getLen()) for f in found)
+    statuses = files(spark, path).listStatus(hadoop_path(spark, path))
+    return sorted((f.getPath().toString(), f.getModificationTime(), f.getLen()) for f in statuses)
 
 
 class Lookups:

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.spark.session import fresh
+from jobs.spark.session import new_session
 from statehouse.places import remote
 from statehouse.spark_sql import quoted
 
@@ -19,7 +19,7 @@ def read(spark: SparkSession, path: str) -> DataFrame:
     columns = () if remote(path) else _in_nanoseconds(Path(path))
     if not columns:
         return spark.read.parquet(path)
-    reading = fresh(spark)
+    reading = new_session(spark)
     reading.conf.set("spark.sql.legacy.parquet.nanosAsLong", "true")
     rows = reading.read.parquet(path)
     return rows.withColumns({name: F.expr(f"timestamp_micros(floor({quoted(name)} / 1000))") for name in columns})

@@ -14,24 +14,24 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from jobs.spark.expressions import ddl
-from jobs.spark.guard import PLAIN
-from jobs.spark.lookup import Lookups, many
+from jobs.spark.guard import PLAIN, error_of
+from jobs.spark.lookup import Lookups, count_column
 from statehouse.alike import nulled
 from statehouse.config.models import Stream
-from statehouse.errors import ConfigError, first_line
+from statehouse.errors import ConfigError
 from statehouse.formats.format import SOURCE
 from statehouse.headers import TOMBSTONE
 from statehouse.payload import GREATEST_TIME, LEAST_TIME
-from statehouse.records import RANK, SAID, RecordDecoder, header_text, said_by
+from statehouse.records import RANK, SAID, RecordDecoder, header_text, parse_headers
 from statehouse.spark_sql import in_years, literal, quoted, rank_of
 from statehouse.tables import event_columns
 from statehouse.types import parse_type
 from statehouse.values import safe
 
-# As in jobs.spark.change_feed.new: a time that is no number in the code that Spark makes.
+# As in jobs.spark.change_feed.from_offsets: a time that is no number in the code that Spark makes.
 NOW = "array(current_timestamp())[CASE WHEN _partition IS NULL THEN 1 ELSE 0 END]"
 UNTIMED = "'found no time in the years 1583 to 9999 with the record, expected one'"
-THROWN = "the time cannot be computed"  # the reason, until :func:`refused` is told the engine's
+THROWN = "the time cannot be computed"  # the reason, until :func:`refused_rows` is told the engine's
 # What is handed to Python of a record, and back again as it was. Headers are JSON: as an array of structs they would take as much of the
 # processor as all the rest, also where there are none.
 RECORD = {
@@ -53,8 +53,8 @@ def _reason(stream: Stream, guard: str) -> str:
     if stream.time_columns:
         given = " OR ".join(f"{quoted(c)} IS NOT NULL" for c in stream.time_columns)
         if guard != PLAIN:  # a struct is null for no other reason
-            thrown = f"{guard.format(f'struct({_time(stream)})')} IS NULL"
-            branches.append((f"({given}) AND _time IS NULL AND {thrown}", literal(THROWN)))
+            throws = f"{guard.format(f'struct({_time(stream)})')} IS NULL"
+            branches.append((f"({given}) AND _time IS NULL AND {throws}", literal(THROWN)))
         branches += [
             (f"({given}) AND _time IS NULL", literal(f"found no time in {stream.time}")),
             (
@@ -63,9 +63,9 @@ def _reason(stream: Stream, guard: str) -> str:
             ),
         ]
     for lookup in stream.lookups:
-        rows, by = quoted(many(lookup)), f"concat_ws('/', {', '.join(by for _, by in lookup.matches)})"
-        said = f"concat({literal(f'{lookup.name}: found ')}, {rows}, ' rows with the key ', {by}, ', expected one')"
-        branches.append((f"{rows} > 1", said))
+        rows, by = quoted(count_column(lookup)), f"concat_ws('/', {', '.join(by for _, by in lookup.matches)})"
+        message = f"concat({literal(f'{lookup.name}: found ')}, {rows}, ' rows with the key ', {by}, ', expected one')"
+        branches.append((f"{rows} > 1", message))
     branches.append(
         (
             "_time IS NULL AND _timestamp IS NULL",
@@ -75,25 +75,27 @@ def _reason(stream: Stream, guard: str) -> str:
     return "CASE " + " ".join(f"WHEN {test} THEN {reason}" for test, reason in branches) + " END"
 
 
-def _decoded(decoder: RecordDecoder, keep_all: bool) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _decode_batches(
+    decoder: RecordDecoder, keep_all: bool
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """What Spark's workers do with batches of records; ``keep_all``: whether SQL may refuse more of them."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             columns = {name: batch.column(name) for name in RECORD}
             keys, values = (columns[name].to_pylist() for name in ("_key", "_bytes"))
-            operations, stores, requeued, schemas, ranks = said_by(columns["_headers"])
+            operations, stores, requeued, schemas, ranks = parse_headers(columns["_headers"])
             decoded = decoder.decode(operations, stores, keys, values, schemas, ranks)
-            said = dict(zip(decoded.schema.names, decoded.columns, strict=True))
-            del said["_text"]  # which Spark makes of the bytes again
-            said["_requeued"] = pa.array(map(header_text, requeued), pa.string())
+            results = dict(zip(decoded.schema.names, decoded.columns, strict=True))
+            del results["_text"]  # which Spark makes of the bytes again
+            results["_requeued"] = pa.array(map(header_text, requeued), pa.string())
             if not keep_all:  # the record itself goes back only where it may be refused
                 rows = pa.array(range(batch.num_rows), pa.int64())
-                refused = pc.or_(said["_reason"].is_valid(), columns["_timestamp"].is_null())
-                kept = pc.if_else(refused, rows, pa.scalar(None, pa.int64()))
+                refused = pc.or_(results["_reason"].is_valid(), columns["_timestamp"].is_null())
+                refused_only = pc.if_else(refused, rows, pa.scalar(None, pa.int64()))
                 for name in ("_headers", "_bytes"):
-                    columns[name] = columns[name].take(kept)
-            yield pa.record_batch(columns | said)
+                    columns[name] = columns[name].take(refused_only)
+            yield pa.record_batch(columns | results)
 
     return run
 
@@ -112,11 +114,16 @@ def _may_refuse(stream: Stream) -> bool:
 def parse(
     records: DataFrame, stream: Stream, decoder: RecordDecoder, lookups: Lookups | None = None, guard: str = PLAIN
 ) -> DataFrame:
-    """Kafka's records (with headers) as the changelog's columns, ``_reason`` (null: accepted), ``_requeued`` (the refused record that
-    one was sent again for) and, for the quarantine, ``_text``, ``_bytes``, ``_headers`` and ``_timestamp``, which are null where the event is accepted: the callers keep these rows in memory.
+    """Kafka's records, with headers, as rows with the changelog's columns and, besides:
+
+    * ``_reason``: why the record is refused; null where it is accepted,
+    * ``_requeued``: the place of the refused record that it was sent again for,
+    * ``_text``, ``_bytes``, ``_headers`` and ``_timestamp``, for the quarantine; null where the record is accepted, since callers keep
+      these rows in memory.
+
     ``guard`` is written around what a user wrote (:mod:`jobs.spark.guard`)."""
-    said = [*(name for name in SAID if name != "_text"), *([RANK] if stream.ranked else []), "_requeued"]
-    columns = {**RECORD, **stream.types, **dict.fromkeys(said, "STRING")}
+    added = [*(name for name in SAID if name != "_text"), *([RANK] if stream.ranked else []), "_requeued"]
+    columns = {**RECORD, **stream.types, **dict.fromkeys(added, "STRING")}
     schema = ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())
     report = "_op = 'report' AND _reason IS NULL"
     time = guard.format(f"CAST({_time(stream)} AS TIMESTAMP)")
@@ -130,17 +137,17 @@ def parse(
             "value AS _bytes",
             "try_validate_utf8(CAST(key AS STRING)) AS _key",
         )
-        .mapInArrow(_decoded(decoder, _may_refuse(stream)), schema)  # type: ignore[arg-type]
+        .mapInArrow(_decode_batches(decoder, _may_refuse(stream)), schema)  # type: ignore[arg-type]
         .withColumn("_topic", F.lit(stream.topic))
         .withColumn("_text", F.expr("try_validate_utf8(CAST(_bytes AS STRING))"))
         .transform(lambda rows: lookups.join(rows, guard) if lookups else rows)
-        .withColumn("_time", F.expr(f"CASE WHEN {report} THEN {time} {_of_deletes(stream)} END"))
-        .transform(lambda rows: _ranked(rows, stream, guard) if stream.ranked else rows)
+        .withColumn("_time", F.expr(f"CASE WHEN {report} THEN {time} {_delete_time(stream)} END"))
+        .transform(lambda rows: _add_rank(rows, stream, guard) if stream.ranked else rows)
         .withColumn(
             "_reason",
             F.expr(
                 f"coalesce(_reason, CASE WHEN _op = 'report' THEN {_reason(stream, guard)} WHEN {known} IS NULL THEN {UNTIMED} END"
-                f"{', ' + _unranked(stream) if stream.ranked else ''})"
+                f"{', ' + _rank_reason(stream) if stream.ranked else ''})"
             ),
         )
         .withColumn("_event_time", F.expr("coalesce(_time, _timestamp)"))
@@ -160,24 +167,20 @@ def parse(
     )
 
 
-def accepted(parsed: DataFrame, stream: Stream) -> DataFrame:
+def accepted_rows(parsed: DataFrame, stream: Stream) -> DataFrame:
     """The rows for the changelog."""
     rows = parsed.where("_reason IS NULL")
     return rows.select(*(quoted(c.name) for c in stream.known), *event_columns(stream))
 
 
-def thrown(parsed: DataFrame, stream: Stream) -> str:
-    """What the engine says of the times that it cannot compute, where there are any."""
-    rows = parsed.where(f"_reason = {literal(THROWN)}")
-    try:
-        rows.selectExpr(f"CAST({_time(stream)} AS TIMESTAMP)").collect()
-    except Exception as error:
-        return f"{stream.time} cannot be computed: {first_line(error)}"
-    return THROWN
+def time_reason(parsed: DataFrame, stream: Stream) -> str:
+    """The reason for rows whose time cannot be computed, with the engine's words where there are such rows; else :data:`THROWN`."""
+    error = error_of(parsed.where(f"_reason = {literal(THROWN)}"), f"CAST({_time(stream)} AS TIMESTAMP)")
+    return f"{stream.time} cannot be computed: {error}" if error else THROWN
 
 
-def refused(parsed: DataFrame, thrown: str = THROWN) -> DataFrame:
-    """The rows for the quarantine: nothing of the record is lost. ``thrown`` is the reason where the time cannot be computed."""
+def refused_rows(parsed: DataFrame, time_reason: str = THROWN) -> DataFrame:
+    """The rows for the quarantine: nothing of the record is lost. ``time_reason`` is the reason where the time cannot be computed."""
     return parsed.where("_reason IS NOT NULL").selectExpr(
         "_topic AS topic",
         "_partition AS partition",
@@ -187,12 +190,12 @@ def refused(parsed: DataFrame, thrown: str = THROWN) -> DataFrame:
         "_text AS payload",
         "CASE WHEN _text IS NULL THEN _bytes END AS payload_bytes",
         f"from_json(_headers, '{HEADERS}') AS headers",
-        f"CASE WHEN _reason = {literal(THROWN)} THEN {literal(thrown)} ELSE _reason END AS reason",
+        f"CASE WHEN _reason = {literal(THROWN)} THEN {literal(time_reason)} ELSE _reason END AS reason",
         "_log_time AS log_time",
     )
 
 
-def requeued(parsed: DataFrame) -> DataFrame:
+def requeued_rows(parsed: DataFrame) -> DataFrame:
     """Which refused records have come back, for ``requeued/<stream>``."""
     return parsed.where("_requeued IS NOT NULL").selectExpr(
         "try_cast(split_part(_requeued, ':', 1) AS INT) AS partition",
@@ -202,26 +205,28 @@ def requeued(parsed: DataFrame) -> DataFrame:
     )
 
 
-def _of_deletes(stream: Stream) -> str:
-    """SQL: a branch of a CASE that gives the time of a row's delete: when it was made, as the row of before has another's."""
+def _delete_time(stream: Stream) -> str:
+    """SQL: a branch of a CASE that gives the time of a row's delete: that of its source, as the deleted row has an earlier event's."""
     if not stream.captured:
         return ""
-    made = f"{SOURCE}.ts_ms BETWEEN {LEAST_TIME // 1000} AND {GREATEST_TIME // 1000}"
-    return f"WHEN _op = 'purge' AND {made} THEN timestamp_millis({SOURCE}.ts_ms)"
+    usable = f"{SOURCE}.ts_ms BETWEEN {LEAST_TIME // 1000} AND {GREATEST_TIME // 1000}"
+    return f"WHEN _op = 'purge' AND {usable} THEN timestamp_millis({SOURCE}.ts_ms)"
 
 
-def _ranked(rows: DataFrame, stream: Stream, guard: str) -> DataFrame:
-    """The same with ``_rank``, of the events that payloads tell of. Raises ConfigError where it is of no type that a rank has."""
+def _add_rank(rows: DataFrame, stream: Stream, guard: str) -> DataFrame:
+    """The rows with ``_rank``, by the stream's ``order:``. Raises ConfigError where that is no whole number and no time."""
     order = safe(nulled(stream.order or "NULL", stream.types))
     try:
-        made = rank_of(order, parse_type(ddl(rows.selectExpr(f"({order}) AS x").schema[0].dataType)))
+        rank = rank_of(order, parse_type(ddl(rows.selectExpr(f"({order}) AS x").schema[0].dataType)))
     except ValueError as error:
         raise ConfigError(f"streams.{stream.name}.order: found {stream.order!r} {error}") from None
-    told = f"CASE WHEN {RANK} IS NOT NULL THEN CAST({RANK} AS BIGINT) WHEN {IN_ORDER} THEN {guard.format(made)} END"
-    return rows.withColumn("_rank", F.expr(f"CASE WHEN _reason IS NULL THEN {told} END"))
+    given_or_computed = (
+        f"CASE WHEN {RANK} IS NOT NULL THEN CAST({RANK} AS BIGINT) WHEN {IN_ORDER} THEN {guard.format(rank)} END"
+    )
+    return rows.withColumn("_rank", F.expr(f"CASE WHEN _reason IS NULL THEN {given_or_computed} END"))
 
 
-def _unranked(stream: Stream) -> str:
+def _rank_reason(stream: Stream) -> str:
     """SQL: why an event that has no rank is refused."""
     reason = f"found no place in the order {stream.order}, expected a whole number of at most 18 digits, or a time"
     return f"CASE WHEN {IN_ORDER} AND _rank IS NULL THEN {literal(reason)} END"

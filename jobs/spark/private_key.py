@@ -22,7 +22,7 @@ def is_encrypted(pem: str) -> bool:
     return BEGIN in pem
 
 
-def opened(gateway: Any, pem: str, password: str) -> str:
+def decrypt(gateway: Any, pem: str, password: str) -> str:
     """The key without its encryption, in PKCS#8; ``gateway`` is py4j's to a JVM. Raises ConfigError where Java cannot open it."""
     jvm = gateway.jvm
     try:

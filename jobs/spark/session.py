@@ -44,24 +44,24 @@ def session(app: str, log: Path | None = None, root: str = "", **settings: str) 
         return databricks.session(root)
     if active := SparkSession.getActiveSession():
         return active
-    made: dict[str, Any] = defaults()
-    made |= {**spark_settings(root, made.get("spark.jars.packages", "")), **settings}
+    options: dict[str, Any] = defaults()
+    options |= {**spark_settings(root, options.get("spark.jars.packages", "")), **settings}
     archive = None
     if "SPARK_ENV_LOADED" not in os.environ and "PYSPARK_GATEWAY_PORT" not in os.environ:
-        made.setdefault("spark.master", f"local[{os.cpu_count()}]")
-        if made["spark.master"].startswith("local"):
-            archive = archive_for(made)
+        options.setdefault("spark.master", f"local[{os.cpu_count()}]")
+        if options["spark.master"].startswith("local"):
+            archive = archive_for(options)
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # which has what the workers need
-            made.setdefault("spark.python.daemon.module", "jobs.spark.daemon")
+            options.setdefault("spark.python.daemon.module", "jobs.spark.daemon")
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
-        made.setdefault("spark.sql.warehouse.dir", str(log.parent / "warehouse"))  # not a folder wherever one stands
+        options.setdefault("spark.sql.warehouse.dir", str(log.parent / "warehouse"))  # not a folder wherever one stands
     builder = SparkSession.builder.appName(app)
-    for name, value in (archive.settings(made) if archive else made).items():
+    for name, value in (archive.settings(options) if archive else options).items():
         builder = builder.config(name, value)
     # The JVM is started here and keeps these as its own.
-    home, console = _home(archive.home) if archive else nullcontext(), _redirected(log) if log else nullcontext()
-    with _sheltered(), home, console:
+    home, console = _home(archive.home) if archive else nullcontext(), _Redirection(log) if log else nullcontext()
+    with _own_jvm(), home, console:
         spark = builder.getOrCreate()
     # It would print a stack where the JVM ends first, as it does when this process waits for it.
     spark.sparkContext._accumulatorServer.handle_error = lambda *_: None  # type: ignore
@@ -69,7 +69,7 @@ def session(app: str, log: Path | None = None, root: str = "", **settings: str) 
 
 
 def sql(spark: SparkSession, query: str, **views: DataFrame) -> DataFrame:
-    """A query over frames by their names; of a session that one thread at a time makes queries in."""
+    """The result of a query that names frames. The names become temporary views of the session: one thread at a time may do that."""
     for name, frame in views.items():
         frame.createOrReplaceTempView(name)
     return spark.sql(query)
@@ -86,7 +86,7 @@ def _home(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _sheltered() -> Iterator[None]:
+def _own_jvm() -> Iterator[None]:
     """The JVM that is started meanwhile is a :class:`_Jvm`."""
     java_gateway.Popen = _Jvm  # type: ignore
     try:
@@ -109,7 +109,7 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-class _redirected:
+class _Redirection:
     """File descriptors 1 and 2 point at a file, for what a child process inherits."""
 
     def __init__(self, file: Path) -> None:
@@ -128,9 +128,9 @@ class _redirected:
             os.close(saved)
 
 
-def fresh(spark: SparkSession) -> SparkSession:
+def new_session(spark: SparkSession) -> SparkSession:
     """A session of its own, so that its settings are no one else's (``txnAppId`` must never leak)."""
-    return databricks.prepared(spark.newSession())
+    return databricks.prepare(spark.newSession())
 
 
 @contextmanager
@@ -141,7 +141,7 @@ def lock(spark: SparkSession, config: Config, name: str, patience: float = 20.0)
     a successor must not read the position before that. Only on a file system; an object store has no locks, and
     there one writer a lake is the operator's duty.
     """
-    if databricks.unlocked(config.root):
+    if databricks.has_no_locks(config.root):
         yield
         return
     file = Path(config.root) / "_locks" / name
@@ -149,7 +149,7 @@ def lock(spark: SparkSession, config: Config, name: str, patience: float = 20.0)
     java: Any = spark._jvm.java.io.RandomAccessFile(str(file), "rw")  # type: ignore[union-attr]
     try:
         channel, until = java.getChannel(), time.monotonic() + patience
-        while not _held(channel, config, name):
+        while not _try_lock(channel, config, name):
             if time.monotonic() > until:
                 raise LakeBusy(
                     f"{config.root}: another process runs '{name}' on this lake; one writer a table: stop it first"
@@ -160,7 +160,7 @@ def lock(spark: SparkSession, config: Config, name: str, patience: float = 20.0)
         java.close()
 
 
-def _held(channel: Any, config: Config, name: str) -> bool:
+def _try_lock(channel: Any, config: Config, name: str) -> bool:
     try:
         return channel.tryLock() is not None
     except Exception as error:  # this very JVM holds it

@@ -37,16 +37,16 @@ PLACE = ("_commit_version", "_partition", "_offset")
 
 
 def branches(sizes: Mapping[int, int]) -> list[int]:
-    """How many events there are in a part of each level, from all of a key's to 1, such that the least is folded: for so many keys of each
-    number of events."""
-    largest, found = max(sizes), []
+    """The number of events in a part, by level of the tree: from all events of a key down to 1. Of several trees it is the one that folds
+    the fewest rows. ``sizes`` says how many keys there are by their number of events."""
+    largest, costs = max(sizes), []
     for levels in range(1, 8):
         each = int(largest ** (1 / levels))
         each += each**levels < largest
         spans = [each**level for level in range(levels, -1, -1)]
         rows = sum(keys * size * min(-(-size // span), each) // 2 for size, keys in sizes.items() for span in spans[1:])
-        found.append((rows + levels * PASS, spans))
-    return min(found)[1]
+        costs.append((rows + levels * PASS, spans))
+    return min(costs)[1]
 
 
 def running(expression: str) -> str:
@@ -54,10 +54,10 @@ def running(expression: str) -> str:
 
     def over(node: exp.Expr) -> exp.Expr:
         if isinstance(node, exp.Filter):  # windows have none: what is null is passed over
-            made, condition = node.this.copy(), node.expression.this
-            place = "expression" if isinstance(made, exp.ArgMax | exp.ArgMin) else "this"
-            made.set(place, exp.Case().when(condition.copy(), made.args[place]))
-            return exp.Window(this=made, alias=exp.to_identifier(WINDOW))
+            aggregate, condition = node.this.copy(), node.expression.this
+            place = "expression" if isinstance(aggregate, exp.ArgMax | exp.ArgMin) else "this"
+            aggregate.set(place, exp.Case().when(condition.copy(), aggregate.args[place]))
+            return exp.Window(this=aggregate, alias=exp.to_identifier(WINDOW))
         aggregates = isinstance(node, exp.AggFunc) or (isinstance(node, exp.Anonymous) and node.name == "try_sum")
         return exp.Window(this=node.copy(), alias=exp.to_identifier(WINDOW)) if aggregates else node
 
@@ -80,8 +80,8 @@ class Steps:
 
     def tombstones_at(self, position: int) -> DataFrame | None:
         """The tombstones that there were at a position; None: there has been none."""
-        kept = opened(self.tombstones)
-        if not kept or not kept.version():
+        delta = opened(self.tombstones)
+        if not delta or not delta.version():
             return None
         # One that a later merge left would make its key absent too early.
         return self.spark.read.format("delta").load(self.tombstones).where(F.col("position") <= position)
@@ -91,7 +91,7 @@ class Steps:
         where there are no events.
 
         The columns of the state, ``_present``, and of the event: ``_step`` (1 for the key's first), ``_at`` (when it was so), and its place in
-        the log, :data:`PLACE`, with ``_place`` as text. Raises what :func:`jobs.spark.change_feed.gone` knows where the log or the version is gone.
+        the log, :data:`PLACE`, with ``_place`` as text. Raises what :func:`jobs.spark.change_feed.is_gone` knows where the log or the version is gone.
         """
         events = self.numbered(change_feed.events(self.spark, self.config, self.stream, position, head))
         state = self.state_at(version).join(events.select(self.keys).distinct(), self.keys, "semi")
@@ -101,31 +101,32 @@ class Steps:
         """The store's events out of rows of the changelog, each with its step; in another ``order`` than the log's where one is given."""
         log.createOrReplaceTempView("log")
         more = [*PLACE, "_log_time", *self.carried]
-        found = self.spark.sql(f"SELECT * FROM {self.rule.events('log', TRY, more=more)}").dropna(subset=self.keys)
-        return found.withColumn(
+        events = self.spark.sql(f"SELECT * FROM {self.rule.events('log', TRY, more=more)}").dropna(subset=self.keys)
+        return events.withColumn(
             STEP, F.row_number().over(Window.partitionBy(self.keys).orderBy(*order))
         ).localCheckpoint()
 
     def after(
         self, events: DataFrame, state: DataFrame, tombstones: DataFrame | None, head: int | None
     ) -> DataFrame | None:
-        """The states after each of the :meth:`numbered` events, as :meth:`between` has them, from the state and the tombstones before
-        them on. ``head``: of which version of the changelog the last is; None: they are all that their keys have. In a windowed store a
-        step has the windows that are not as they were, and perhaps others."""
-        reducer = self.rule.store.reducer
-        made = None
-        if not reducer.per_agent and not reducer.written and events.where("_reset").isEmpty():
-            made = self._running(events, state, tombstones)
-        if made is None:
-            made = self._tree(events, state, tombstones, head)
-        if made is None:
-            return None
-        if TOLD in made.columns:
-            return made.select("*", f"{TOLD}.*").drop(TOLD)
-        told = events.select(*map(quoted, self.keys), STEP, *self._told())
-        return made.join(told, [*self.keys, STEP])
+        """The states after each of the :meth:`numbered` events, with the columns of :meth:`between`; None where there are no events.
 
-    def _told(self) -> list[Column]:
+        ``state`` and ``tombstones`` are those before the first event. ``head`` is the changelog's version that has the last one; None:
+        the events are all that their keys have. In a windowed store a step has the windows that changed, and perhaps others."""
+        reducer = self.rule.store.reducer
+        states = None
+        if not reducer.per_agent and not reducer.written and events.where("_reset").isEmpty():
+            states = self._walk(events, state, tombstones)
+        if states is None:
+            states = self._tree(events, state, tombstones, head)
+        if states is None:
+            return None
+        if TOLD in states.columns:
+            return states.select("*", f"{TOLD}.*").drop(TOLD)
+        event_columns = events.select(*map(quoted, self.keys), STEP, *self._event_columns())
+        return states.join(event_columns, [*self.keys, STEP])
+
+    def _event_columns(self) -> list[Column]:
         """What each step has of its event: what is carried, or when and where it was."""
         if self.carried:
             return [F.col("_order"), *map(F.col, self.carried)]
@@ -133,37 +134,37 @@ class Steps:
         place = F.concat_ws(":", "_partition", "_offset").alias("_place")
         return [at, place, *map(F.col, ("_order", *PLACE))]
 
-    def _running(self, events: DataFrame, state: DataFrame, tombstones: DataFrame | None) -> DataFrame | None:
-        """The states after each event where none is a reset: one walk over the events, with running aggregates. None where a reset from
-        before tears them: then they are folded anew."""
+    def _walk(self, events: DataFrame, state: DataFrame, tombstones: DataFrame | None) -> DataFrame | None:
+        """The states after each event where none of them is a reset: one walk over the events, with running aggregates. None where an
+        earlier reset falls between values that are added up already: then they have to be folded anew."""
         # Where a key's purge is one of its windows, each step has a state of its own; else all of a key's meet the same, and keep what is
         # told of their events: to join that to them costs as much as the walk.
-        rule, told = (self.stepped, ()) if self.rule.store.windows else (self.rule, (STEP, TOLD))
+        rule, carried = (self.stepped, ()) if self.rule.store.windows else (self.rule, (STEP, TOLD))
         folds = {**{column: running(e) for column, e in rule.folds(NO_RESET).items()}, "reset": NO_RESET}
-        made = ", ".join(f"{expression} AS {quoted(column)}" for column, expression in folds.items())
+        aggregates = ", ".join(f"{expression} AS {quoted(column)}" for column, expression in folds.items())
         keys = ", ".join(map(quoted, self.rule.keys))
         window = f"PARTITION BY {keys} ORDER BY {STEP} ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
-        columns = ", ".join([*map(quoted, rule.keys), *told, made])
-        if told:
-            events = events.withColumn(TOLD, F.struct(*self._told()))
-        query = f"SELECT {columns} FROM ({rule.placed('events', told)}) WINDOW {WINDOW} AS ({window})"
+        columns = ", ".join([*map(quoted, rule.keys), *carried, aggregates])
+        if carried:
+            events = events.withColumn(TOLD, F.struct(*self._event_columns()))
+        query = f"SELECT {columns} FROM ({rule.placed('events', carried)}) WINDOW {WINDOW} AS ({window})"
         views = {"folded": sql(self.spark, query, events=events), "state": state}
         if tombstones is not None:
             views["tombstones"] = tombstones
-        if not told:
+        if not carried:
             steps = views["folded"].select(*map(quoted, self.rule.keys), STEP)
             views["state"] = state.join(steps, list(self.rule.keys))
             if tombstones is not None:
                 views["tombstones"] = tombstones.join(events.select(*map(quoted, self.keys), STEP), self.keys)
         named = "tombstones" if tombstones is not None else None
         rows = rule.spread("folded", "state", named)
-        combined = sql(self.spark, rule.combine(rows, "state", named, of_rows=told), **views).localCheckpoint()
+        combined = sql(self.spark, rule.combine(rows, "state", named, of_rows=carried), **views).localCheckpoint()
         return combined if combined.where("_conflict").isEmpty() else None
 
     def _tree(
         self, events: DataFrame, state: DataFrame, tombstones: DataFrame | None, head: int | None
     ) -> DataFrame | None:
-        """The same for any events; None where there are none."""
+        """The states after each event, also where some are resets, by the tree of :func:`branches`; None where there are no events."""
         sizes = {size: keys for size, keys in events.groupBy(self.keys).count().groupBy("count").count().collect()}
         if not sizes:
             return None
@@ -176,24 +177,24 @@ class Steps:
         for level, (parent, span) in enumerate(pairwise(spans)):
             known = self._spread(state, ends, f"{STEP} * {parent // span}", parent, span)
             absent = tombstones and self._spread(tombstones, ends, f"{STEP} * {parent // span}", parent, span)
-            made = self._folded(self._spread(counted, ends, f"{STEP} div {span}", parent, span), known, absent)
+            states = self._fold(self._spread(counted, ends, f"{STEP} div {span}", parent, span), known, absent)
             if self.rule.store.reducer.additive:
-                made = self._again(made, counted, known, span, head)
+                states = self._fold_torn_anew(states, counted, known, span, head)
             if span > 1:
-                state, tombstones = self._before(made, known, absent, parent // span, (head or 0) + level + 1)
+                state, tombstones = self._before(states, known, absent, parent // span, (head or 0) + level + 1)
         if self.rule.store.windows:
-            made = self._filled(made, ends, spans[-2])
-        return made.withColumn(STEP, F.col(STEP) + 1)
+            states = self._add_ended_windows(states, ends, spans[-2])
+        return states.withColumn(STEP, F.col(STEP) + 1)
 
     def _spread(self, rows: DataFrame, ends: DataFrame, first: str, parent: int, span: int) -> DataFrame:
         """Rows of keys, each in every part of ``span`` events from its ``first`` to the last of the ``parent`` that this is in."""
         each = parent // span
         begin = F.expr(f"CAST({first} AS INT)")
         end = F.expr(f"CAST(least((({first}) div {each} + 1) * {each} - 1, {LAST} div {span}) AS INT)")
-        found = rows.join(ends, self.keys).where(begin <= end).withColumn("_each", F.explode(F.sequence(begin, end)))
-        return found.drop(STEP, LAST).withColumnRenamed("_each", STEP)
+        placed = rows.join(ends, self.keys).where(begin <= end).withColumn("_each", F.explode(F.sequence(begin, end)))
+        return placed.drop(STEP, LAST).withColumnRenamed("_each", STEP)
 
-    def _folded(self, events: DataFrame, state: DataFrame, tombstones: DataFrame | None) -> DataFrame:
+    def _fold(self, events: DataFrame, state: DataFrame, tombstones: DataFrame | None) -> DataFrame:
         rule, views = self.stepped, {"events": events, "state": state}
         if tombstones is not None:
             views["tombstones"] = tombstones
@@ -202,11 +203,14 @@ class Steps:
         rows = rule.spread("folded", "state", named)
         return sql(self.spark, rule.combine(rows, "state", named), folded=folded, **views).localCheckpoint()
 
-    def _again(self, made: DataFrame, events: DataFrame, state: DataFrame, span: int, head: int | None) -> DataFrame:
-        """The same rows; those of steps that a late reset tore, folded from the whole changelog."""
-        torn = made.where("_conflict").select(*self.keys, STEP).distinct()
+    def _fold_torn_anew(
+        self, states: DataFrame, events: DataFrame, state: DataFrame, span: int, head: int | None
+    ) -> DataFrame:
+        """The same rows, but those with a ``_conflict`` (a late reset falls between values that are added up) are folded again from the
+        whole changelog."""
+        torn = states.where("_conflict").select(*self.keys, STEP).distinct()
         if torn.isEmpty():
-            return made
+            return states
         rule, wanted = self.stepped, F.broadcast(torn.withColumnRenamed(STEP, "_torn"))
         if head is not None:
             load = change_feed.events(self.spark, self.config, self.stream, None, head)
@@ -221,24 +225,24 @@ class Steps:
         folded = sql(self.spark, rule.fold("placed"), placed=sql(self.spark, rule.placed("events"), **views))
         query = rule.combine(rule.spread("folded", "state", None), "state", None, again=True)
         anew = sql(self.spark, query, folded=folded, **views)
-        return made.join(torn, [*self.keys, STEP], "anti").unionByName(anew).localCheckpoint()
+        return states.join(torn, [*self.keys, STEP], "anti").unionByName(anew).localCheckpoint()
 
     def _before(
-        self, made: DataFrame, state: DataFrame, tombstones: DataFrame | None, each: int, number: int
+        self, states: DataFrame, state: DataFrame, tombstones: DataFrame | None, each: int, number: int
     ) -> tuple[DataFrame, DataFrame]:
-        """State and tombstones before each part: what the part before it has ``made``, of what there was. The first of every ``each`` has
-        what there was."""
-        later = made.withColumn(STEP, F.col(STEP) + 1).where(f"{STEP} % {each} <> 0")
-        kept = state.join(later, list(self.stepped.keys), "anti")
-        state = kept.unionByName(later.where("_present").select(*map(quoted, self.rule.state_columns), STEP))
+        """State and tombstones before each part: the ``states`` that the part before it has made. The first of every ``each`` parts has
+        the state and the tombstones that were given."""
+        later = states.withColumn(STEP, F.col(STEP) + 1).where(f"{STEP} % {each} <> 0")
+        unchanged = state.join(later, list(self.stepped.keys), "anti")
+        state = unchanged.unionByName(later.where("_present").select(*map(quoted, self.rule.state_columns), STEP))
         absent = sql(self.spark, f"SELECT {self.stepped.remembered()} FROM absent", absent=later.where("NOT _present"))
         more = absent.selectExpr("*", f"CAST({number} AS BIGINT) AS position", "current_timestamp() AS log_time")
         # Each level's plan would hold those of all before it.
         known = tombstones.unionByName(more) if tombstones is not None else more
         return state.localCheckpoint(), known.localCheckpoint()
 
-    def _filled(self, steps: DataFrame, ends: DataFrame, each: int) -> DataFrame:
-        """The same, with the steps at which a window that was there is none any more: of a sum that was purged no row is left."""
+    def _add_ended_windows(self, steps: DataFrame, ends: DataFrame, each: int) -> DataFrame:
+        """The same, with a row that is not present for each step after which a window is gone: a purge leaves no row of a sum."""
         keys, part = list(self.rule.keys), F.expr(f"{STEP} div {each}").alias("_part")
         begun = steps.dropna(subset=keys).groupBy(*keys, part).agg(F.min(STEP).alias(STEP)).drop("_part")
         every = self._spread(begun, ends, STEP, each, 1)

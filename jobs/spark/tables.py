@@ -16,7 +16,7 @@ from statehouse.config.models import Config, Stream
 from statehouse.errors import DefinitionChanged, FoldAnew
 from statehouse.fold import Rule
 from statehouse.formats.columns import PROPERTY as SCHEMAS
-from statehouse.formats.columns import text_kept
+from statehouse.formats.columns import stored_text
 from statehouse.payload import LEAST_TIME
 from statehouse.spark_sql import literal, quoted
 from statehouse.tables import (
@@ -66,8 +66,8 @@ CHANGELOG_PROPERTIES = {
 
 def retention(config: Config) -> dict[str, str]:
     """The table properties that say for how long older versions can be read: their files, and their commits."""
-    kept = f"interval {config.versions // 1000} seconds"
-    return {"delta.deletedFileRetentionDuration": kept, "delta.logRetentionDuration": kept}
+    interval = f"interval {config.versions // 1000} seconds"
+    return {"delta.deletedFileRetentionDuration": interval, "delta.logRetentionDuration": interval}
 
 
 def create(
@@ -86,13 +86,13 @@ def create(
     try:
         builder.execute()
     except AnalysisException as error:
-        if "DELTA_TABLE_NOT_FOUND" not in str(error) or not _half_made(spark, path):
+        if "DELTA_TABLE_NOT_FOUND" not in str(error) or not _is_half_created(spark, path):
             raise
         remove(spark, f"{path}/_delta_log")
         builder.execute()
 
 
-def _half_made(spark: SparkSession, path: str) -> bool:
+def _is_half_created(spark: SparkSession, path: str) -> bool:
     """Whether a process ended between making a table's folder and its first commit."""
     names = [
         status.getPath().getName() for status in files(spark, path).listStatus(hadoop_path(spark, f"{path}/_delta_log"))
@@ -104,26 +104,26 @@ def create_stream(spark: SparkSession, config: Config, stream: Stream) -> None:
     """``changelog/<stream>`` and ``quarantine/<stream>``. A column that the schema has gained is added, null in the
     rows that are there; one that has another type now raises DefinitionChanged. One that was dropped stays, and is null."""
     path = table(config, "changelog", stream.name)
-    schemas = {SCHEMAS: text_kept(stream)} if stream.registered else {}
+    schemas = {SCHEMAS: stored_text(stream)} if stream.registered else {}
     order = {ORDERED: stream.order} if stream.order else {}
-    made = opened(path)
-    if made is not None and (was := made.metadata().configuration.get(ORDERED)) != stream.order:
+    changelog = opened(path)
+    if changelog is not None and (was := changelog.metadata().configuration.get(ORDERED)) != stream.order:
         raise DefinitionChanged(
             f"stream {stream.name}: the events of its changelog have the order {was or 'of their times'}, the file says "
             f"{stream.order or 'none'}: undo the change, or give the stream another name: then its topic is read anew"
         )
     create(spark, path, changelog_columns(stream), {**CHANGELOG_PROPERTIES, **retention(config), **schemas, **order})
-    kept = {f.name.lower(): f.dataType.simpleString() for f in spark.read.format("delta").load(path).schema}
+    types = {f.name.lower(): f.dataType.simpleString() for f in spark.read.format("delta").load(path).schema}
     for column in stream.known:
         kind = spark.createDataFrame([], f"x {column.type}").schema[0].dataType.simpleString()
-        found = kept.get(column.name.lower())
-        if found is None:
+        known = types.get(column.name.lower())
+        if known is None:
             if "TIMESTAMP_NTZ" in column.type.upper():  # a feature of Delta's, which only a new table gets by itself
                 spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.feature.timestampNtz' = 'supported')")
             spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS ({quoted(column.name)} {column.type})")
-        elif found != kind:
+        elif known != kind:
             raise DefinitionChanged(
-                f"stream {stream.name}: the changelog has {column.name} as {found}, the schema says {kind}: give the "
+                f"stream {stream.name}: the changelog has {column.name} as {known}, the schema says {kind}: give the "
                 "column another name, or read it in the store's expression, as in CAST(... AS ...)"
             )
     if stream.registered:
@@ -135,8 +135,8 @@ def create_stream(spark: SparkSession, config: Config, stream: Stream) -> None:
 
 def _keep_schemas(spark: SparkSession, path: str, text: str) -> None:
     """Keep with a changelog what is known of its payloads' schemas."""
-    found = opened(path)
-    if found is not None and found.metadata().configuration.get(SCHEMAS) != text:
+    delta = opened(path)
+    if delta is not None and delta.metadata().configuration.get(SCHEMAS) != text:
         spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('{SCHEMAS}' = {literal(text)})")
 
 
@@ -151,8 +151,8 @@ def _cluster(spark: SparkSession, path: str, by: list[str]) -> None:
     """Have a changelog compacted in the order of these columns from now on (liquid clustering), of which its commits tell each
     file's least and greatest; also whether all of a file are reports, as those of other events say nothing."""
     names = ",".join(map(quoted, by))
-    found = opened(path)
-    if found is None or found.metadata().configuration.get(CLUSTERED, "") == names:
+    delta = opened(path)
+    if delta is None or delta.metadata().configuration.get(CLUSTERED, "") == names:
         return
     skipping = ",".join([SKIPPING, "_op", *map(quoted, by)] if by else [SKIPPING])
     spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.dataSkippingStatsColumns' = '{skipping}')")
@@ -163,7 +163,7 @@ def _cluster(spark: SparkSession, path: str, by: list[str]) -> None:
 def next_offsets(spark: SparkSession, path: str, which: str) -> dict[int, int]:
     """The next offset of each partition, as the rows of a changelog or a quarantine tell it; of the partitions that
     ``which`` is true of, such as ``= -1``."""
-    if not ((found := opened(path)) and found.version()):  # as it was made: a query would take seconds to say so
+    if not ((delta := opened(path)) and delta.version()):  # as it was made: a query would take seconds to say so
         return {}
     rows = spark.read.format("delta").load(path)
     mark = "_" if "_partition" in rows.columns else ""
@@ -174,36 +174,36 @@ def next_offsets(spark: SparkSession, path: str, which: str) -> dict[int, int]:
 def create_store(spark: SparkSession, config: Config, rule: Rule, state: str, tombstones: str) -> None:
     """The tables of a state and its tombstones. A state folded by another rule raises DefinitionChanged, and one with rows that are
     not as they are made today FoldAnew; one that is partitioned otherwise stays so."""
-    name, found = rule.store.name, opened(state)
-    kept = stored_rule(found, name)
-    if kept is not None and (changes := differing(kept, rule)):
+    name, delta = rule.store.name, opened(state)
+    stored = stored_rule(delta, name)
+    if stored is not None and (changes := describe_difference(stored, rule)):
         raise DefinitionChanged(
             f"store {name}: its state was folded by another rule ({changes}). Undo the change, or migrate: "
             f"'statehouse recover {name}' folds all of the changelog by the new rule and shows what would change, "
             f"'statehouse recover {name} --swap' makes that the state"
         )
-    if found and kept and fold_of(found) < FOLDS:
-        wrong = outdated(kept, rule) or (_begins_before_year_one(spark, state) if rule.store.windows else "")
+    if delta and stored and fold_of(delta) < FOLDS:
+        wrong = describe_outdated(stored, rule) or (_begins_before_year_one(spark, state) if rule.store.windows else "")
         if wrong:
             raise FoldAnew(f"store {name}: its state is of an earlier version of statehouse, {wrong}")
     create(spark, tombstones, rule.tombstone_columns, tombstone_properties(rule))
-    if found and (was := buckets(found)) != rule.store.buckets:
+    if delta and (was := buckets(delta)) != rule.store.buckets:
         wanted = rule.store.buckets or "none"
         advice = f"'statehouse recover {name} --swap' lays it out anew"
         log.warning(f"store {name}: its state has {was or 'no'} buckets, the configuration says {wanted}: {advice}")
     properties = state_properties(config, rule)
     create(spark, state, rule.state_columns, properties, BUCKET if rule.store.buckets else None)
-    has = found.metadata().configuration if found else properties
+    has = delta.metadata().configuration if delta else properties
     changed = {VECTORS: properties[VECTORS], **({FEED: "true"} if rule.store.publish else {})}
     if any(has.get(name, "false") != value for name, value in changed.items()):
-        made = ", ".join(f"'{name}' = '{value}'" for name, value in changed.items())
-        spark.sql(f"ALTER TABLE delta.`{state}` SET TBLPROPERTIES ({made})")
+        assignments = ", ".join(f"'{name}' = '{value}'" for name, value in changed.items())
+        spark.sql(f"ALTER TABLE delta.`{state}` SET TBLPROPERTIES ({assignments})")
 
 
-def differing(old: Rule, new: Rule) -> str:
-    """What two rules of a store differ in, for people; empty where they are the same."""
+def describe_difference(old: Rule, new: Rule) -> str:
+    """How two rules of a store differ, in words; empty where they are the same."""
     marks = [name for name in MARKS if getattr(old, name) != getattr(new, name)]
-    if old.store.definition == new.store.definition and all(map(alike, old.types, new.types)) and not marks:
+    if old.store.definition == new.store.definition and all(map(same_type, old.types, new.types)) and not marks:
         return ""
     was, now = old.store.definition, new.store.definition
     names = [k for k in sorted({*was, *now}) if was.get(k) != now.get(k)]
@@ -211,7 +211,7 @@ def differing(old: Rule, new: Rule) -> str:
     return ", ".join([*changes, *(["another order of events"] if marks else [])]) or "other types"
 
 
-def alike(one: str, other: str) -> bool:
+def same_type(one: str, other: str) -> bool:
     """Whether two types are the same but for the case of a struct's fields: Spark does not tell cases apart, and types were once
     kept in capitals."""
     return _plain(one).upper() == _plain(other).upper()
@@ -222,8 +222,8 @@ def _plain(kind: str) -> str:
     return re.sub(r"[`\s]", "", kind)
 
 
-def outdated(old: Rule, new: Rule) -> str:
-    """What may be wrong in a state that an earlier version folded by the same rule, in words; empty where nothing is."""
+def describe_outdated(old: Rule, new: Rule) -> str:
+    """What may be wrong in a state that an earlier version of statehouse folded by the same rule, in words; empty where nothing is."""
     if [*map(_plain, old.types)] != [*map(_plain, new.types)]:
         return "whose structs have their names in capitals, and sets of them nothing in them"
     size, step = new.store.windows or (1, 1)
@@ -291,9 +291,9 @@ def draft_of(config: Config, store: str) -> str:
     return f"{config.root}/_recover/{store}"
 
 
-def settle(spark: SparkSession, config: Config, store: str) -> None:
-    """Finish a recovery that was interrupted after its commit (steps 4 and 5 of :mod:`jobs.recover`): the tombstones
-    follow the state's generation."""
+def finish_swap(spark: SparkSession, config: Config, store: str) -> None:
+    """Finish a recovery that was interrupted after it had replaced the state (steps 4 and 5 of :mod:`jobs.recover`): replace the
+    tombstones, where their generation is not the state's."""
     state, tombstones = opened(table(config, "state", store)), opened(table(config, "tombstones", store))
     rule = stored_rule(state, store)
     if state is None or rule is None or generation(state) == (generation(tombstones) if tombstones else 0):

@@ -24,7 +24,7 @@ SECONDS = 30.0  # to wait for a record, or for the end
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 
 
-def unreadable(error: BaseException) -> bool:
+def is_unreadable(error: BaseException) -> bool:
     """Whether a query ended over a record that Spark's source cannot read."""
     return "long overflow" in str(error)
 
@@ -39,10 +39,10 @@ def read_records(
     rows: list[tuple[Any, ...]] = []
     ends: dict[int, int] = {}
     try:
-        found = kafka.partitions(dict(properties), topic)
-        consumer.assign([TopicPartition(topic, p, offsets.get(p, 0)) for p in found])
+        partitions = kafka.partitions(dict(properties), topic)
+        consumer.assign([TopicPartition(topic, p, offsets.get(p, 0)) for p in partitions])
         ended: set[int | None] = set()
-        while len(ended) < len(found) and len(rows) < most:
+        while len(ended) < len(partitions) and len(rows) < most:
             message = consumer.poll(SECONDS)
             if message is None:
                 raise kafka.unavailable(properties, f"no records of {topic!r}")

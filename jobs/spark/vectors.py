@@ -21,12 +21,12 @@ from statehouse.tables import VECTORS
 PLACE = {"_file": "_metadata.file_path", "_row": "_metadata.row_index"}  # of a row that was read
 
 
-def enabled(delta: DeltaTable) -> bool:
+def is_enabled(delta: DeltaTable) -> bool:
     """Whether rows of a table are to be marked, and not their files written anew."""
     return delta.metadata().configuration.get(VECTORS) == "true"
 
 
-def placed(rows: DataFrame) -> DataFrame:
+def with_place(rows: DataFrame) -> DataFrame:
     """A table's rows with the :data:`PLACE` of each."""
     return rows.selectExpr("*", *(f"{expression} AS {name}" for name, expression in PLACE.items()))
 
@@ -56,7 +56,7 @@ def replace_rows(
         )
     transaction.readWholeTable()
     began, now = time.monotonic(), jvm.java.lang.System.currentTimeMillis()
-    changed, replaced = _marked(spark, transaction, places) if places else ([], [])
+    changed, replaced = _mark(spark, transaction, places) if places else ([], [])
     added = [*_items(jvm, transaction.writeFiles(rows._jdf))]
     metrics = {f"numTargetRows{name}": count for name, count in {**counts, "Copied": 0}.items()}
     metrics |= {"operationNumSourceRows": sum(counts.values())}
@@ -72,8 +72,9 @@ def replace_rows(
     )
 
 
-def _marked(spark: SparkSession, transaction: Any, places: DataFrame) -> tuple[list[Any], list[Any]]:
-    """The files in which rows are marked, as they are from now on and as they were; and those of which no row is left."""
+def _mark(spark: SparkSession, transaction: Any, places: DataFrame) -> tuple[list[Any], list[Any]]:
+    """Mark the rows at some places as deleted: the actions for files that keep some rows (as they are from now on, and as they were), and
+    the files of which no row is left."""
     jvm: Any = spark._jvm
     delta = jvm.org.apache.spark.sql.delta
     files = transaction.snapshot().allFiles().collectAsList()
@@ -97,13 +98,13 @@ def _marked(spark: SparkSession, transaction: Any, places: DataFrame) -> tuple[l
 
 def _metrics(spark: SparkSession, values: Mapping[str, int]) -> Any:
     jvm: Any = spark._jvm
-    made = {}
+    metrics = {}
     for name, value in values.items():
-        made[name] = jvm.org.apache.spark.sql.execution.metric.SQLMetrics.createMetric(
+        metrics[name] = jvm.org.apache.spark.sql.execution.metric.SQLMetrics.createMetric(
             spark.sparkContext._jsc.sc(), name
         )
-        made[name].set(value)
-    return jvm.PythonUtils.toScalaMap(made)
+        metrics[name].set(value)
+    return jvm.PythonUtils.toScalaMap(metrics)
 
 
 def _sequence(jvm: Any, items: Iterable[Any]) -> Any:

@@ -53,17 +53,19 @@ def _produce(properties: dict[str, Any], messages: Sequence[Message], batches: M
     where = f"Kafka at {properties.get('bootstrap.servers')}"
     outcomes = [Outcome(delayed=f"{where}: {message.topic}: no acknowledgement") for message in messages]
 
-    def teller(index: int) -> Callable[[KafkaError | None, Delivered], None]:
-        def delivered(error: KafkaError | None, _message: Delivered) -> None:
+    def callback(index: int) -> Callable[[KafkaError | None, Delivered], None]:
+        def note(error: KafkaError | None, _message: Delivered) -> None:
             outcomes[index] = _outcome(properties, messages[index], error)
 
-        return delivered
+        return note
 
     for index, message in enumerate(messages):
         headers = dict(message.headers)
         while True:
             try:
-                producer.produce(message.topic, message.value, message.key, headers=headers, on_delivery=teller(index))
+                producer.produce(
+                    message.topic, message.value, message.key, headers=headers, on_delivery=callback(index)
+                )
             except BufferError:  # the client's queue is full: it is emptied, for messages arrive or time out
                 producer.poll(1)
                 continue

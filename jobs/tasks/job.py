@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 from jobs.spark.expressions import rule_of
 from jobs.spark.guard import install
 from jobs.spark.kafka_sink import Sent
-from jobs.spark.session import fresh
+from jobs.spark.session import new_session
 from jobs.tasks.messages import message_of
 from jobs.tasks.requests import Requests
 from jobs.tasks.runs import Runs
@@ -43,7 +43,7 @@ class Tasks:
     def __init__(
         self, spark: SparkSession, config: Config, now: Callable[[], float] = time.time, every: float = 0.0
     ) -> None:
-        self.config, self.every, self.table = config, every, TaskTable(fresh(spark), config, now)
+        self.config, self.every, self.table = config, every, TaskTable(new_session(spark), config, now)
         spark = self.table.spark
         install(spark)
         rules = {name: rule_of(spark, config, store) for name, store in config.stores.items()}

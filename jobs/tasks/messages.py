@@ -16,15 +16,15 @@ from statehouse.values import safe
 MESSAGE = ("topic", "message_key", "message", "set")  # what is sent, of the table's columns
 
 
-def visible(rule: Rule) -> dict[str, str]:
+def visible_columns(rule: Rule) -> dict[str, str]:
     """What the expressions of a task's message may name, and the types: the state's columns, ``since`` and ``due``."""
     return {"since": "TIMESTAMP", "due": "TIMESTAMP", **rule.state_columns}
 
 
 def message_of(spark: SparkSession, config: Config, task: Task, rule: Rule) -> dict[str, str]:
-    """SQL: the columns :data:`MESSAGE`, over what is :func:`visible` and ``_key``, the state's key as text; of an expression
+    """SQL: the columns :data:`MESSAGE`, over what is :func:`visible_columns` and ``_key``, the state's key as text; of an expression
     that throws, null. Raises Spark's AnalysisException or ParseException."""
-    schema = ", ".join(f"{quoted(c)} {t}" for c, t in {**visible(rule), "_key": "STRING"}.items())
+    schema = ", ".join(f"{quoted(c)} {t}" for c, t in {**visible_columns(rule), "_key": "STRING"}.items())
     options = ", ".join(f"{literal(name)}, {literal(value)}" for name, value in JSON_OPTIONS.items())
 
     def text(expression: str) -> str:  # what is no text is as JSON has it
@@ -45,6 +45,6 @@ def message_of(spark: SparkSession, config: Config, task: Task, rule: Rule) -> d
     return {"topic": literal(topic), "message_key": text(key or "_key"), "message": value, "set": store}
 
 
-def keyed(rows: DataFrame, rule: Rule) -> DataFrame:
+def with_key(rows: DataFrame, rule: Rule) -> DataFrame:
     """Rows of a state with ``_key``, their key as text."""
     return rows.withColumn("_key", F.expr(key_text(rule)))

@@ -34,28 +34,28 @@ class Requests:
             return
         known = self.table.positions["offsets"].get(name, {})
         try:
-            found = self._asked_in(name, start, head).localCheckpoint()
+            requests = self._read_requests(name, start, head).localCheckpoint()
         except Exception as error:
-            if not change_feed.gone(error):
+            if not change_feed.is_gone(error):
                 raise
             # All of it, without what was known: it may have been sent and forgotten since.
-            left = change_feed.new({int(partition): offset for partition, offset in known.items()}, "_")
-            found = self._asked_in(name, 0, head).where(left).localCheckpoint()
+            left = change_feed.from_offsets({int(partition): offset for partition, offset in known.items()}, "_")
+            requests = self._read_requests(name, 0, head).where(left).localCheckpoint()
         self.table.positions["streams"][name] = head
         self.table.positions["offsets"][name] = known | {
             str(p): offset for p, offset in (offsets_at(path, head) or {}).items()
         }
-        if not found.isEmpty():
-            self.table.merge(self._requests(found, name))
+        if not requests.isEmpty():
+            self.table.merge(self._task_rows(requests, name))
 
-    def _asked_in(self, stream: str, start: int, head: int) -> DataFrame:
+    def _read_requests(self, stream: str, start: int, head: int) -> DataFrame:
         rows = change_feed.events(self.spark, self.config, self.config.streams[stream], start or None, head)
         if PLACE[0] not in rows.columns:  # it is not known with which version each came
             rows = rows.withColumn(PLACE[0], F.lit(head))
-        found = rows.where(f"_op IN {TASK_OPERATIONS}")
-        return found.select("_op", "_store", "_key", "_value", "_event_time", "_topic", *PLACE)
+        requests = rows.where(f"_op IN {TASK_OPERATIONS}")
+        return requests.select("_op", "_store", "_key", "_value", "_event_time", "_topic", *PLACE)
 
-    def _requests(self, found: DataFrame, stream: str) -> DataFrame:
+    def _task_rows(self, requests: DataFrame, stream: str) -> DataFrame:
         def of(path: str) -> str:
             return f"get_json_object(_value, '$.{path}')"
 
@@ -65,7 +65,7 @@ class Requests:
             f"WHEN {of('set.store')} = {literal(s.name)} THEN {literal(self.config.streams[s.stream].topic)}"
             for s in self.config.stores.values()
         )
-        made = {
+        columns = {
             "id": "concat_ws(':', _topic, _partition, _offset)",
             "store": "_store",
             "key": f"CASE {' '.join(keys)} END" if keys else "NULL",
@@ -78,10 +78,10 @@ class Requests:
             "set": of("set.store"),
             "position": PLACE[0],
         }
-        tasks = found.where("_op = 'task'").selectExpr(
-            *(f"{expression} AS `{column}`" for column, expression in made.items())
+        tasks = requests.where("_op = 'task'").selectExpr(
+            *(f"{expression} AS `{column}`" for column, expression in columns.items())
         )
-        ends = found.where("_op = 'cancel'").selectExpr(f"{of('id')} AS id", "TRUE AS _end").distinct()
+        ends = requests.where("_op = 'cancel'").selectExpr(f"{of('id')} AS id", "TRUE AS _end").distinct()
         rows = tasks.join(ends, "id", "full").withColumn("cancelled", F.expr("coalesce(_end, FALSE)"))
-        given = {column: f"`{column}`" for column in made}
+        given = {column: f"`{column}`" for column in columns}
         return shape_rows(rows, **given, stream=literal(stream), reason="CASE WHEN cancelled THEN 'as asked for' END")

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from jobs.spark import change_feed
 from jobs.spark.guard import TRY
 from jobs.spark.steps import PLACE, STEP, Steps
-from jobs.tasks.messages import MESSAGE, keyed
+from jobs.tasks.messages import MESSAGE, with_key
 from jobs.tasks.table import TaskTable, shape_rows
 from statehouse.config.models import Store, Task
 from statehouse.fold import Rule
@@ -25,7 +25,7 @@ NOTHING = "none yet"
 
 
 def mark(task: Task) -> str:
-    """What tells a rule from the same one as it was before."""
+    """A hash of a rule's settings: it tells whether the rule was changed."""
     return hashlib.sha256(repr(sorted(task.model_dump().items())).encode()).hexdigest()[:16]
 
 
@@ -47,48 +47,50 @@ class Runs:
                 stores[store.name] = {"position": 0, "version": 0, "table": NOTHING, "rules": marks}
                 self.table.put([self._daily(self.tasks[n]) for n in marks if self.tasks[n].at])
             return
-        kept, version = stores.get(store.name, {}), delta.version()
+        known_position, version = stores.get(store.name, {}), delta.version()
         which = f"{delta.metadata().id}/{generation(delta)}"
         stores[store.name] = {"position": head, "version": version, "table": which, "rules": marks}
         asked = store.name in self.table.awaited_stores
         if not marks and not asked:
             return
-        known = kept.get("table") == which or (kept.get("table") == NOTHING and not generation(delta))
-        going = [n for n in marks if known and kept["rules"].get(n) == marks[n]]
-        if known and kept["position"] == head and len(going) == len(marks):
+        known = known_position.get("table") == which or (
+            known_position.get("table") == NOTHING and not generation(delta)
+        )
+        going = [n for n in marks if known and known_position["rules"].get(n) == marks[n]]
+        if known and known_position["position"] == head and len(going) == len(marks):
             return
         steps = Steps(self.spark, self.config, self.rules[store.name])
-        found: list[DataFrame] = []
+        frames: list[DataFrame] = []
         if known:
             try:
-                found = self._since(steps, kept["position"], kept["version"], head, going, asked)
+                frames = self._since(steps, known_position["position"], known_position["version"], head, going, asked)
             except Exception as error:
-                if not change_feed.gone(error):
+                if not change_feed.is_gone(error):
                     raise
                 known, going = False, []
-        state = keyed(steps.state_at(version), steps.rule)
+        state = with_key(steps.state_at(version), steps.rule)
         for name in marks.keys() - set(going):
             task = self.tasks[name]
-            found.append(self._daily(task) if task.at else self._anew(task, state))
+            frames.append(self._daily(task) if task.at else self._begin_anew(task, state))
         if asked and not known:
-            found.append(self._broken(steps.rule, None, state))
-        self.table.put(found)
+            frames.append(self._end_broken(steps.rule, None, state))
+        self.table.put(frames)
 
     def _since(
         self, steps: Steps, position: int, version: int, head: int, names: Sequence[str], asked: bool
     ) -> list[DataFrame]:
         """What the events in (position, head] of the changelog have begun and ended."""
         runs, rule = [self.tasks[name] for name in names if not self.tasks[name].at], steps.rule
-        made = steps.between(position, version, head) if position != head and (runs or asked) else None
-        after = keyed(made, rule).withColumn("_over", F.col("_at")) if made else None
-        found = [self._runs(task, after) for task in runs] if after else []
+        states = steps.between(position, version, head) if position != head and (runs or asked) else None
+        after = with_key(states, rule).withColumn("_over", F.col("_at")) if states else None
+        frames = [self._runs(task, after) for task in runs] if after else []
         if asked:
-            found.append(self._broken(rule, after, keyed(steps.state_at(version), rule)))
-        return found
+            frames.append(self._end_broken(rule, after, with_key(steps.state_at(version), rule)))
+        return frames
 
     def _runs(self, task: Task, steps: DataFrame) -> DataFrame:
-        """The runs of a rule that some steps began, ended or went on with: where a step is so, since ``_at``; where it is not any
-        more, since ``_over``."""
+        """Rows for the table: the runs of a rule that some steps began, ended or went on with. Where the rule's ``when`` holds after a
+        step, it does so since ``_at``; where it no longer does, since ``_over``."""
         rule = self.rules[task.store]
         last = self.table.read(f"task = {literal(task.name)} AND key IS NOT NULL AND ended IS NULL").selectExpr(
             "key AS _key", "id AS _id", "since AS _since", "due AS _due", "status AS _status", "sent AS _sent",
@@ -109,21 +111,21 @@ class Runs:
             GROUP BY _key, _run HAVING _run > 0 OR any_value(_id) IS NOT NULL""")
         after = F.expr(f"timestampadd(MILLISECOND, {task.after}L, _since)")
         named = {"since": F.col("_since"), "due": F.col("_at")}
-        made = runs.withColumn("_at", after).select("*", "_row.*")
-        made = made.withColumns({n: c for n, c in named.items() if n not in rule.state_columns})
+        rows = runs.withColumn("_at", after).select("*", "_row.*")
+        rows = rows.withColumns({n: c for n, c in named.items() if n not in rule.state_columns})
         # A run that ends with its first step here has no row: its message stays what it was.
-        told = {c: F.expr(e) for c, e in self.messages[task.name].items()}
+        message = {c: F.expr(e) for c, e in self.messages[task.name].items()}
         for column in ("message_key", "message"):
-            told[column] = F.when(F.col("_row").isNull(), F.col(f"_was.{column}")).otherwise(told[column])
-        made = made.select("_key", "_run", "_id", "_due", "_status", "_sent", "_was", "_since", "_place", "_ended", "_at",
-                           *(c.alias(f"_m_{n}") for n, c in told.items()))  # fmt: skip
+            message[column] = F.when(F.col("_row").isNull(), F.col(f"_was.{column}")).otherwise(message[column])
+        rows = rows.select("_key", "_run", "_id", "_due", "_status", "_sent", "_was", "_since", "_place", "_ended", "_at",
+                           *(c.alias(f"_m_{n}") for n, c in message.items()))  # fmt: skip
         news = (
             "_ended IS NOT NULL OR (_status = 'waiting' AND (NOT (_was <=> struct(_m_message_key, _m_message)) "
             "OR (_sent = 0 AND _due <> _at)))"
         )
         lasted = "_ended IS NULL OR _ended >= _at"
         return shape_rows(
-            made.where(f"CASE WHEN _run = 0 THEN {news} ELSE {lasted} END"),
+            rows.where(f"CASE WHEN _run = 0 THEN {news} ELSE {lasted} END"),
             id=f"CASE WHEN _run = 0 THEN _id ELSE concat({literal(task.name + '/')}, _key, '@', _place) END",
             task=literal(task.name),
             stream=literal(rule.store.stream),
@@ -136,9 +138,9 @@ class Runs:
             **{column: f"_m_{column}" for column in MESSAGE},
         )
 
-    def _anew(self, task: Task, state: DataFrame) -> DataFrame:
-        """The runs of a rule that is new, or whose position is not known: what the state is, and since when. What waits stays, as
-        far as it is so still."""
+    def _begin_anew(self, task: Task, state: DataFrame) -> DataFrame:
+        """Rows for the table: the runs of a rule that is new, or whose position is not known, by what the state is now and since when.
+        A task that waits stays where the rule's ``when`` still holds."""
         now = f"timestamp_micros({int(self.table.now() * 1_000_000)})"
         place = f"CAST(unix_micros({now}) AS STRING) AS _place"
         rows = state.selectExpr(
@@ -168,9 +170,9 @@ class Runs:
             set=self.messages[task.name]["set"],
         )
 
-    def _broken(self, rule: Rule, steps: DataFrame | None, state: DataFrame) -> DataFrame:
-        """What waits for a value of a store, as somebody asked, and whose key got another one: by the ``state`` when it was asked
-        for or before, and the ``steps`` since."""
+    def _end_broken(self, rule: Rule, steps: DataFrame | None, state: DataFrame) -> DataFrame:
+        """Rows for the table: the end of tasks that wait for a value of a store, as somebody asked, where the key has another value by now.
+        ``state`` tells the value when the task was asked for or before, ``steps`` those since."""
         waits = self.table.read(
             f"task IS NULL AND value IS NOT NULL AND ended IS NULL AND status = 'waiting' AND store = {literal(rule.store.name)}"
         ).selectExpr(
@@ -178,15 +180,15 @@ class Runs:
             "struct(position, CAST(split(id, ':')[1] AS INT), CAST(split(id, ':')[2] AS BIGINT)) AS _asked",
         )  # fmt: skip
         same = f"{rule.same('value', value_of('_value', rule.value_type))} AS _same"
-        found = waits.join(state.select("_key", "value"), "_key", "left").selectExpr(
+        compared = waits.join(state.select("_key", "value"), "_key", "left").selectExpr(
             "_id", "_since", f"0 AS {STEP}", "_since AS _at", "TRUE AS _before", same
         )
         if steps:
             place = f"struct(CAST({PLACE[0]} AS BIGINT), CAST({PLACE[1]} AS INT), CAST({PLACE[2]} AS BIGINT))"
             later = steps.withColumn("value", F.expr("CASE WHEN _present THEN value END"))
             columns = ["_id", "_since", STEP, "_at", f"{place} <= _asked AS _before", same]
-            found = found.unionByName(waits.join(later, "_key").selectExpr(*columns))
-        found.createOrReplaceTempView("found")
+            compared = compared.unionByName(waits.join(later, "_key").selectExpr(*columns))
+        compared.createOrReplaceTempView("found")
         rows = self.spark.sql(f"""
             SELECT _id, min_by(CASE WHEN _before THEN _since ELSE _at END, {STEP}) AS _ended
             FROM (SELECT *, max(CASE WHEN _before THEN {STEP} END) OVER (PARTITION BY _id) AS _first FROM found)

@@ -16,7 +16,7 @@ from jobs.spark.guard import TRY
 from jobs.spark.steps import Steps
 from jobs.spark.tables import next_offsets
 from jobs.tasks.deliver import PATIENCE, Message, deliver
-from jobs.tasks.messages import keyed
+from jobs.tasks.messages import with_key
 from jobs.tasks.table import Row, TaskTable
 from statehouse import kafka, topics
 from statehouse.errors import KafkaUnavailable, StatehouseError, TopicRefused, TopicUnavailable, first_line
@@ -77,8 +77,8 @@ class Sending:
         return count
 
     def _rests(self, row: Row) -> bool:
-        found = (self.rests.get(place) for place in (("topic", row["topic"]), ("task", row["id"])))
-        return any(rest is not None and time.monotonic() < rest.until for rest in found)
+        rests = (self.rests.get(place) for place in (("topic", row["topic"]), ("task", row["id"])))
+        return any(rest is not None and time.monotonic() < rest.until for rest in rests)
 
     def _delay(self, kind: str, name: str) -> None:
         """Leave a topic or a task alone for a while, as it cannot be sent to, or sent: the others do not wait for it in each round."""
@@ -112,7 +112,7 @@ class Sending:
         return self._largest_by_topic[topic]
 
     def _refusal(self, row: Row) -> str | None:
-        """Why a task cannot be sent whatever Kafka says: it was asked for when the file allowed it."""
+        """Why the file no longer allows a task to be sent, which it did when it was asked for; None where it may be sent."""
         if row["topic"] is None:
             return "found no topic: the store that it sets is not in the file any more"
         if row["task"] is not None or row["set"] is not None:
@@ -121,8 +121,8 @@ class Sending:
         return expected and f"{row['topic']}: expected {expected}"
 
     def _send_rows(self, rows: Sequence[Row], at: dt.datetime) -> tuple[int, list[StatehouseError]]:
-        """Send the messages of some tasks, and commit what became of each; how many were sent, and why a topic took none for now:
-        what was for it waits. Raises KafkaUnavailable."""
+        """Send the messages of some tasks, and commit what became of each. Returns how many were sent, and an error for each topic that
+        took none for now: its messages wait. Raises KafkaUnavailable."""
         refused = {row["id"]: reason for row in rows if (reason := self._refusal(row))}
         delays: dict[str, str] = {}  # by topic
         for topic in dict.fromkeys(row["topic"] for row in rows if row["id"] not in refused):
@@ -142,7 +142,7 @@ class Sending:
         taken = {row["id"] for row in sent}
         done = [row for row in rows if row["id"] in taken or row["id"] in refused]
         if done:
-            self.table.commit([self._sent(row, at, refused.get(row["id"])) for row in done])
+            self.table.commit([self._row_after(row, at, refused.get(row["id"])) for row in done])
         for row in done:
             if row["topic"] not in delays:
                 self.rests.pop(("topic", row["topic"]), None)
@@ -158,7 +158,7 @@ class Sending:
             headers |= {OP_HEADER: "set", STORE_HEADER: row["set"]}
         return Message(row["topic"], row["message_key"], row["message"], headers)
 
-    def _sent(self, row: Row, at: dt.datetime, refused: str | None = None) -> Row:
+    def _row_after(self, row: Row, at: dt.datetime, refused: str | None = None) -> Row:
         """A row after it was sent: it is over, or waits for the next time."""
         task, due = self.tasks.get(row["task"] or ""), row["due"]
         following = None
@@ -178,7 +178,7 @@ class Sending:
         try:
             count = self._send_daily(row, at)
         except TopicRefused as error:
-            self.table.commit([self._sent(row, at, str(error))])
+            self.table.commit([self._row_after(row, at, str(error))])
             return 0, []
         except TopicUnavailable as error:
             self._delay("topic", row["topic"])
@@ -195,19 +195,19 @@ class Sending:
     def _send_daily(self, row: Row, at: dt.datetime) -> int:
         task = self.tasks[row["task"]]
         rule, version = self.rules[task.store], self.table.positions["stores"][task.store]["version"]
-        state = keyed(Steps(self.spark, self.config, rule).state_at(version), rule).where(
+        state = with_key(Steps(self.spark, self.config, rule).state_at(version), rule).where(
             TRY.format(safe(task.when or "TRUE"))
         )
         due = f"timestamp_micros({int(row['due'].timestamp() * 1_000_000)})"
         named = {n: e for n, e in {"since": "changed_at", "due": due}.items() if n not in rule.state_columns}
-        told, name = self.messages[task.name], f"{task.name}@{row['due'].isoformat()}/"
+        message, name = self.messages[task.name], f"{task.name}@{row['due'].isoformat()}/"
         heads = {TASK_HEADER: F.concat(F.lit(name), "_key")}
         if task.set_:
-            heads |= {OP_HEADER: F.lit("set"), STORE_HEADER: F.expr(told["set"])}
+            heads |= {OP_HEADER: F.lit("set"), STORE_HEADER: F.expr(message["set"])}
         rows = state.selectExpr("*", *(f"{e} AS {n}" for n, e in named.items()))
         messages = rows.select(
-            F.expr(told["message_key"]).alias("key"),
-            F.expr(told["message"]).alias("value"),
+            F.expr(message["message_key"]).alias("key"),
+            F.expr(message["message"]).alias("value"),
             kafka_sink.headers(heads).alias("headers"),
         ).persist()
         try:
@@ -228,7 +228,7 @@ class Sending:
             messages.unpersist()
         reasons = [f"{long} messages are longer than the {largest} bytes that {row['topic']} takes"] if long else []
         reasons += [f"{len(refused)} messages were refused: {refused[0]}"] if refused else []
-        self.table.commit([{**self._sent(row, at), "reason": "; ".join(reasons) or None}])
+        self.table.commit([{**self._row_after(row, at), "reason": "; ".join(reasons) or None}])
         return int(count - long - len(refused))
 
     def _deliver(self, messages: DataFrame, topic: str, largest: int) -> list[str]:
@@ -236,10 +236,10 @@ class Sending:
         refused: list[str] = []
         rows = messages.toLocalIterator()
         while part := list(itertools.islice(rows, AT_ONCE)):
-            made = [
+            part_messages = [
                 Message(topic, r["key"], r["value"], {h["key"]: bytes(h["value"]) for h in r["headers"]}) for r in part
             ]
-            outcomes = deliver(self.config.kafka, made, largest)
+            outcomes = deliver(self.config.kafka, part_messages, largest)
             if delayed := [o.delayed for o in outcomes if o.delayed]:
                 raise TopicUnavailable(delayed[0])
             refused += [o.refused for o in outcomes if o.refused]

@@ -31,8 +31,8 @@ PROPERTIES = {"delta.dataSkippingStatsColumns": "status,due", "delta.checkpointI
 
 def shape_rows(rows: DataFrame, **given: str) -> DataFrame:
     """Rows for :meth:`TaskTable.merge`: columns by expressions, the others null."""
-    made = {"status": "CASE WHEN cancelled THEN 'cancelled' ELSE 'waiting' END", "sent": "0", **given}
-    columns = [f"CAST({made.get(c, 'NULL')} AS {t}) AS `{c}`" for c, t in TASK_COLUMNS.items()]
+    expressions = {"status": "CASE WHEN cancelled THEN 'cancelled' ELSE 'waiting' END", "sent": "0", **given}
+    columns = [f"CAST({expressions.get(c, 'NULL')} AS {t}) AS `{c}`" for c, t in TASK_COLUMNS.items()]
     if "cancelled" not in rows.columns:
         rows = rows.withColumn("cancelled", F.lit(False))
     return rows.selectExpr(*columns, "cancelled")
@@ -71,8 +71,8 @@ class TaskTable:
         unknown = self._positions is None
         if unknown:
             create(self.spark, self.path, TASK_COLUMNS, PROPERTIES)
-            kept = (metadata(self.path, NAME) or {}).get(NAME, {})
-            self._positions = {"streams": {}, "offsets": {}, "stores": {}, **kept}
+            stored = (metadata(self.path, NAME) or {}).get(NAME, {})
+            self._positions = {"streams": {}, "offsets": {}, "stores": {}, **stored}
             if MICROSECONDS not in DeltaTable(self.path).metadata().configuration:
                 self._rewrite()
         if time.monotonic() - self._tidied >= self.config.maintain_every / 1000:
@@ -127,9 +127,9 @@ class TaskTable:
             self.spark.conf.unset(USER_METADATA)
         self._await()
 
-    def put(self, found: Sequence[DataFrame]) -> None:
+    def put(self, frames: Sequence[DataFrame]) -> None:
         """All of these in one commit, which moves the positions also where there is nothing."""
-        rows = reduce(DataFrame.unionByName, found).localCheckpoint() if found else None
+        rows = reduce(DataFrame.unionByName, frames).localCheckpoint() if frames else None
         if rows and not rows.isEmpty():
             self.merge(rows)
         else:

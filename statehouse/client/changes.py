@@ -54,9 +54,9 @@ class Follower:
                 continue
             yield from self.close()
             yield Pause(random.uniform(0.05, 0.2))
-        found = self._ready.popleft()
-        self.position = found.position or self.position
-        return found
+        next_change = self._ready.popleft()
+        self.position = next_change.position or self.position
+        return next_change
 
     def close(self) -> Flow[None]:
         """End the connection."""
@@ -110,10 +110,10 @@ class Changes:
         return self
 
     def __next__(self) -> Change:
-        found = self._run(self._follower.change())
-        if found is None:
+        change = self._run(self._follower.change())
+        if change is None:
             raise StopIteration
-        return found
+        return change
 
     def close(self) -> None:
         """End the connection."""
@@ -141,10 +141,10 @@ class AsyncChanges:
         return self
 
     async def __anext__(self) -> Change:
-        found = await self._run(self._follower.change())
-        if found is None:
+        change = await self._run(self._follower.change())
+        if change is None:
             raise StopAsyncIteration
-        return found
+        return change
 
     async def close(self) -> None:
         """End the connection."""

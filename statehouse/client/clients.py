@@ -35,7 +35,7 @@ def _like(method: Callable[P, T], origin: Callable[..., Any], result: str) -> Ca
     return method
 
 
-def waited(flow: Callable[Concatenate[Core, P], Flow[T]]) -> Callable[Concatenate[Client, P], T]:
+def run_flow(flow: Callable[Concatenate[Core, P], Flow[T]]) -> Callable[Concatenate[Client, P], T]:
     """A method of :class:`Client` that does what a flow says."""
 
     def method(self: Client, /, *args: P.args, **named: P.kwargs) -> T:
@@ -44,7 +44,7 @@ def waited(flow: Callable[Concatenate[Core, P], Flow[T]]) -> Callable[Concatenat
     return _like(method, flow, "{}")
 
 
-def awaited(
+def await_flow(
     flow: Callable[Concatenate[Core, P], Flow[T]],
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
     """The same of :class:`AsyncClient`."""
@@ -55,7 +55,7 @@ def awaited(
     return _like(method, flow, "{}")
 
 
-def listed(source: Callable[Concatenate[Core, P], Source[T]]) -> Callable[Concatenate[Client, P], Rows[T]]:
+def list_rows(source: Callable[Concatenate[Core, P], Source[T]]) -> Callable[Concatenate[Client, P], Rows[T]]:
     """A method of :class:`Client` whose rows come in pages."""
 
     def method(self: Client, /, *args: P.args, **named: P.kwargs) -> Rows[T]:
@@ -64,7 +64,7 @@ def listed(source: Callable[Concatenate[Core, P], Source[T]]) -> Callable[Concat
     return _like(method, source, "Rows[{}]")
 
 
-def listed_async(
+def list_rows_async(
     source: Callable[Concatenate[Core, P], Source[T]],
 ) -> Callable[Concatenate[AsyncClient, P], AsyncRows[T]]:
     """The same of :class:`AsyncClient`."""
@@ -104,20 +104,20 @@ class Client:
     repeated, up to ``retries`` times. ``verify``: an ``ssl.SSLContext``, or False to trust anyone. May be used by several threads at once.
     """
 
-    get = waited(operations.get)
-    get_many = waited(operations.get_many)
-    put = waited(operations.put)
-    delete = waited(operations.delete)
-    bulk = waited(operations.bulk)
-    stores = waited(operations.stores)
-    streams = waited(operations.streams)
-    ask_task = waited(operations.ask_task)
-    cancel_task = waited(operations.cancel_task)
-    sql = waited(operations.sql)
-    tables = waited(operations.tables)
-    scan = listed(pages.scan)
-    history = listed(pages.history)
-    tasks = listed(pages.tasks)
+    get = run_flow(operations.get)
+    get_many = run_flow(operations.get_many)
+    put = run_flow(operations.put)
+    delete = run_flow(operations.delete)
+    bulk = run_flow(operations.bulk)
+    stores = run_flow(operations.stores)
+    streams = run_flow(operations.streams)
+    ask_task = run_flow(operations.ask_task)
+    cancel_task = run_flow(operations.cancel_task)
+    sql = run_flow(operations.sql)
+    tables = run_flow(operations.tables)
+    scan = list_rows(pages.scan)
+    history = list_rows(pages.history)
+    tasks = list_rows(pages.tasks)
 
     def __init__(
         self,
@@ -140,10 +140,10 @@ class Client:
 
         It has connections of its own, so that one worker answers what one thread asks.
         """
-        made = copy.copy(self)
-        made._core = self._core.in_session()
-        made._open()
-        return made
+        client = copy.copy(self)
+        client._core = self._core.in_session()
+        client._open()
+        return client
 
     def at(self, moment: dt.datetime | str) -> Past:
         """The states as of a moment."""
@@ -173,20 +173,20 @@ class Client:
 class AsyncClient:
     """The same for asyncio: ``async with AsyncClient() as client: await client.get("device_status", "device-007")``."""
 
-    get = awaited(operations.get)
-    get_many = awaited(operations.get_many)
-    put = awaited(operations.put)
-    delete = awaited(operations.delete)
-    bulk = awaited(operations.bulk)
-    stores = awaited(operations.stores)
-    streams = awaited(operations.streams)
-    ask_task = awaited(operations.ask_task)
-    cancel_task = awaited(operations.cancel_task)
-    sql = awaited(operations.sql)
-    tables = awaited(operations.tables)
-    scan = listed_async(pages.scan)
-    history = listed_async(pages.history)
-    tasks = listed_async(pages.tasks)
+    get = await_flow(operations.get)
+    get_many = await_flow(operations.get_many)
+    put = await_flow(operations.put)
+    delete = await_flow(operations.delete)
+    bulk = await_flow(operations.bulk)
+    stores = await_flow(operations.stores)
+    streams = await_flow(operations.streams)
+    ask_task = await_flow(operations.ask_task)
+    cancel_task = await_flow(operations.cancel_task)
+    sql = await_flow(operations.sql)
+    tables = await_flow(operations.tables)
+    scan = list_rows_async(pages.scan)
+    history = list_rows_async(pages.history)
+    tasks = list_rows_async(pages.tasks)
 
     def __init__(
         self,
@@ -206,10 +206,10 @@ class AsyncClient:
 
     def session(self) -> AsyncClient:
         """As :meth:`Client.session`."""
-        made = copy.copy(self)
-        made._core = self._core.in_session()
-        made._open()
-        return made
+        client = copy.copy(self)
+        client._core = self._core.in_session()
+        client._open()
+        return client
 
     def at(self, moment: dt.datetime | str) -> AsyncPast:
         """The states as of a moment."""

@@ -41,9 +41,9 @@ class Core:
 
     def in_session(self) -> Core:
         """The same for a session, which remembers its writes."""
-        made = copy.copy(self)
-        made.writes = Writes()
-        return made
+        core = copy.copy(self)
+        core.writes = Writes()
+        return core
 
     def ask(
         self,
@@ -72,7 +72,7 @@ class Core:
             try:
                 answer: Answer = yield kind(method, base, path, {**self.headers, **(headers or {})}, body, silence)
             except Unanswered as error:
-                wait = self._failed(base, tries, error.sent)
+                wait = self._note_failure(base, tries, error.sent)
                 failure: ClientError = Unreachable(f"{base} does not answer: {error}")
                 # What may have arrived goes to the same instance, which knows its Idempotency-Key; a question only once.
                 base = base if error.sent and (not tries or IDEMPOTENCY in (headers or {})) else ""
@@ -97,11 +97,11 @@ class Core:
 
     def shape(self, store: str) -> Flow[Shape]:
         """The columns of a store, asked for once; again as long as none is known."""
-        found = self._shapes.get(store)
-        if found is None or not found.columns:
+        known = self._shapes.get(store)
+        if known is None or not known.columns:
             document = yield from self.document("GET", store_path(store))
-            found = self._shapes[store] = Shape.of(document)
-        return found
+            known = self._shapes[store] = Shape.of(document)
+        return known
 
     def wait(self, store: str) -> Flow[None]:
         """Wait until all that the session has written to a store is in the answers."""
@@ -124,7 +124,7 @@ class Core:
                 continue
             return self.routes.learn(answer.content)
 
-    def _failed(self, base: str, tries: int, sent: bool) -> float:
+    def _note_failure(self, base: str, tries: int, sent: bool) -> float:
         """How long to wait after no answer."""
         if not sent or tries:
             self.routes.lose(base)

@@ -134,9 +134,9 @@ def scan(
         shape = yield from core.shape(store)
         if cursor is None:
             yield from core.wait(store)
-            found.places = ()
+            source.places = ()
         answer = yield from core.ask("GET", path, {**query, "cursor": cursor})
-        found.places += (answer.headers[POSITION],) if POSITION in answer.headers else ()
+        source.places += (answer.headers[POSITION],) if POSITION in answer.headers else ()
         document = decode(answer.content)
         return [state_of(row, shape) for row in document["rows"]], document["cursor"]
 
@@ -144,14 +144,14 @@ def scan(
         pa = library("pyarrow")
         yield from core.wait(store)
         answer = yield from core.ask("GET", path, {**query, "limit": limit}, headers={"Accept": ARROW})
-        found.places = (answer.headers[POSITION],) if POSITION in answer.headers else ()
+        source.places = (answer.headers[POSITION],) if POSITION in answer.headers else ()
         try:
             return in_utc(pa.ipc.open_stream(answer.content).read_all())
         except (pa.ArrowException, OSError) as error:
             raise Incomplete(f"the scan of {store} was cut off: {error}") from error
 
-    found = Source(of_page, of_all, limit)
-    return found
+    source = Source(of_page, of_all, limit)
+    return source
 
 
 def history(core: Core, store: str, *key: Any, freshness: str | None = None, page: int = 100) -> Source[Event]:

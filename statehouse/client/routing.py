@@ -53,9 +53,9 @@ class Routes:
         """The instances to ask for a key (None: any), the best first; those that were lost a moment ago last."""
         known = self._map  # it may be another one in the next moment
         owners = known[murmur2(text(key).encode()) % len(known)] if key and known else ()
-        found = list(dict.fromkeys((*owners, self.url, *self._others)))
+        bases = list(dict.fromkeys((*owners, self.url, *self._others)))
         now = time.monotonic()
-        return sorted(found, key=lambda base: self._lost.get(base, now) > now)
+        return sorted(bases, key=lambda base: self._lost.get(base, now) > now)
 
     def all_lost(self) -> bool:
         """Whether nobody is left who did not fail a moment ago."""

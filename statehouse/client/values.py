@@ -34,8 +34,8 @@ def moment(value: Any) -> Any:
     """A time as an aware datetime in UTC; what is no time (`reset` may be outside of the calendar) stays as it is."""
     if isinstance(value, str):
         with suppress(ValueError):
-            found = dt.datetime.fromisoformat(value.removesuffix("Z"))
-            return found.astimezone(dt.timezone.utc) if found.tzinfo else found.replace(tzinfo=dt.timezone.utc)
+            time = dt.datetime.fromisoformat(value.removesuffix("Z"))
+            return time.astimezone(dt.timezone.utc) if time.tzinfo else time.replace(tzinfo=dt.timezone.utc)
     return value
 
 
@@ -103,8 +103,8 @@ def _bytes(value: Any) -> Any:
 
 
 def _local(value: Any) -> Any:
-    found = moment(value)
-    return found.replace(tzinfo=None) if isinstance(found, dt.datetime) else found
+    time = moment(value)
+    return time.replace(tzinfo=None) if isinstance(time, dt.datetime) else time
 
 
 _SCALARS: dict[str, Convert] = {

@@ -75,9 +75,9 @@ class Group(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """A list for each section."""
         sections: dict[str, list[tuple[str, str]]] = {}
-        for name, found in self.commands.items():
-            section = getattr(found, "section", "") or "Commands"
-            sections.setdefault(section, []).append((name, found.get_short_help_str(limit=100)))
+        for name, entry in self.commands.items():
+            section = getattr(entry, "section", "") or "Commands"
+            sections.setdefault(section, []).append((name, entry.get_short_help_str(limit=100)))
         for section, rows in sections.items():
             with formatter.section(section):
                 formatter.write_dl(rows)

@@ -83,7 +83,7 @@ def _ask(path: Path, config: Config, document: YamlFile) -> tuple[list[Problem],
     ]
     return lines, [
         *_kafka(path, config, document, unknown_properties(spark, config)),
-        *_derived(path, config, document),
+        *_derived_columns(path, config, document),
         *notes,
     ]
 
@@ -93,19 +93,19 @@ def _kafka(path: Path, config: Config, document: YamlFile, unknown: list[str]) -
     from statehouse.kafka_clients import notes
 
     both = "found a property that neither librdkafka nor Spark's client knows; it has no effect"
-    found = [*notes(config.kafka), *((name, both) for name in unknown)]
-    return [f"{path}:{document.line_of(('kafka', name))}: note: kafka.{name}: {message}" for name, message in found]
+    pairs = [*notes(config.kafka), *((name, both) for name in unknown)]
+    return [f"{path}:{document.line_of(('kafka', name))}: note: kafka.{name}: {message}" for name, message in pairs]
 
 
-def _derived(path: Path, config: Config, document: YamlFile) -> list[str]:
+def _derived_columns(path: Path, config: Config, document: YamlFile) -> list[str]:
     """The columns of the streams whose schemas say them, and not the file."""
     streams = [stream for stream in config.streams.values() if stream.derived]
     if not streams:
         return []
-    from statehouse.formats.columns import described  # with packages that others do not need
+    from statehouse.formats.columns import describe_columns  # with packages that others do not need
 
     places = {stream.name: f"{path}:{document.line_of(('streams', stream.name))}" for stream in streams}
-    return [f"{places[stream.name]}: note: streams.{stream.name}: {described(stream)}" for stream in streams]
+    return [f"{places[stream.name]}: note: streams.{stream.name}: {describe_columns(stream)}" for stream in streams]
 
 
 def _report(path: Path, problems: list[Problem]) -> dict[str, Any]:

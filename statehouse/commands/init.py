@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from statehouse.commands.base import command, json_option
-from statehouse.commands.output import coloured, print_json
+from statehouse.commands.output import in_colour, print_json
 from statehouse.commands.progress import working
 from statehouse.errors import ConfigError, StatehouseError
 from statehouse.formats.format import BYTES, CSV, DEBEZIUM, JSON, KINDS, STRING
@@ -86,7 +86,7 @@ def init(out: str, force: bool, example: str | None, as_json: bool, **given: Any
         )
         key, sample = None, None
     else:
-        text, key, sample = _proposed(path, **given)
+        text, key, sample = _propose(path, **given)
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -102,7 +102,7 @@ def init(out: str, force: bool, example: str | None, as_json: bool, **given: Any
     print("next:")
     width = min(max(len(step) for step, _ in steps), 44)
     for step, why in steps:
-        shown = click.style(f"{step:<{width}}", bold=True) if coloured(sys.stdout) else f"{step:<{width}}"
+        shown = click.style(f"{step:<{width}}", bold=True) if in_colour(sys.stdout) else f"{step:<{width}}"
         print(f"  {shown}  # {why}")
 
 
@@ -136,7 +136,7 @@ def _next_steps(path: Path, source: str | None, key: str | None, properties: tup
     return steps
 
 
-def _proposed(
+def _propose(
     path: Path,
     topic: str | None,
     bootstrap: str,
@@ -167,7 +167,7 @@ def _proposed(
         raise ConfigError(f"--kafka {wrong[0]}: {wrong[1]}")
     settings = {"format": format, "schema_file": schema_file, "subject": subject}
     given = {name: value for name, value in settings.items() if value is not None}
-    sample = _sampled(kafka, topic, given, registry, source, records, ask)
+    sample = _read_sample(kafka, topic, given, registry, source, records, ask)
     topic = topic or (
         name_of(Path(source or "").name.split(".")[0]) if source else sample.source.removeprefix("topic ")
     )
@@ -203,7 +203,7 @@ def _of_registry() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith("STATEHOUSE_REGISTRY__")}
 
 
-def _sampled(
+def _read_sample(
     kafka: dict[str, str],
     topic: str | None,
     given: dict[str, str],
@@ -219,19 +219,19 @@ def _sampled(
         if wrong := next(iter(given), "registry" if registry else None):
             raise ConfigError(f"--{wrong.replace('_', '-')}: found it with --file, expected it with --topic")
         with working(f"reading {source}"):
-            return sample.of_file(source, records)
+            return sample.read_file(source, records)
     if topic is None:
         with working("asking Kafka for its topics"):
             names = sample.topic_names(kafka)
         if len(names) != 1 and not (names and ask):
-            found = f"{len(names)} topics ({', '.join(names[:20])})" if names else "no topics"
+            topics = f"{len(names)} topics ({', '.join(names[:20])})" if names else "no topics"
             raise ConfigError(
-                f"statehouse init: found {found}, expected --topic or --file", advice="name a topic with --topic"
+                f"statehouse init: found {topics}, expected --topic or --file", advice="name a topic with --topic"
             )
         topic = names[0] if len(names) == 1 else names[_choose("Which topic?", [(name, "") for name in names])]
     with working(f"reading {topic}"):
         properties = {"url": registry} if registry else {}
-        return sample.of_topic(kafka, Encoding(topic, given, properties, _of_registry()), records)
+        return sample.read_topic(kafka, Encoding(topic, given, properties, _of_registry()), records)
 
 
 def _split(key: tuple[str, ...], findings: Findings) -> list[str]:

@@ -23,7 +23,7 @@ def is_terminal(stream: IO[str]) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def coloured(stream: IO[str]) -> bool:
+def in_colour(stream: IO[str]) -> bool:
     """Whether a stream takes colours: a terminal does, unless $NO_COLOR is set."""
     return is_terminal(stream) and not os.environ.get("NO_COLOR")
 
@@ -82,14 +82,14 @@ def show_problems(problems: Sequence[Problem]) -> None:
 def _show_parts(problem: Problem) -> None:
     parts = problem.parts
     if where := parts.pop("where", ""):
-        print(click.style(where, bold=True) if coloured(sys.stderr) else where, file=sys.stderr)
+        print(click.style(where, bold=True) if in_colour(sys.stderr) else where, file=sys.stderr)
     for name, text in parts.items():
         _write(name, text, "red" if name == "found" else "yellow")
 
 
 def _write(name: str, text: str, colour: str) -> None:
     label = f"{name:<8}"
-    print(f"  {click.style(label, fg=colour) if coloured(sys.stderr) else label}  {text}", file=sys.stderr)
+    print(f"  {click.style(label, fg=colour) if in_colour(sys.stderr) else label}  {text}", file=sys.stderr)
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------------------

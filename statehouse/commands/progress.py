@@ -108,8 +108,8 @@ class Records:
         return 0
 
     def _active(self) -> list[int]:
-        found = self._store.activeStages()
-        return [found.apply(number).stageId() for number in range(found.size())]
+        stages = self._store.activeStages()
+        return [stages.apply(number).stageId() for number in range(stages.size())]
 
 
 def counts(done: float, total: float | None, of: str, seconds: float) -> str:

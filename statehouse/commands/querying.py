@@ -26,7 +26,7 @@ from statehouse.commands.output import (
     show_problems,
     show_table,
 )
-from statehouse.commands.service import SECTION, asking, for_people, print_row, show_rows, text_of, told
+from statehouse.commands.service import SECTION, asking, cli_error, for_people, print_row, show_rows, text_of
 
 if TYPE_CHECKING:
     from statehouse.client import Client, Table
@@ -69,7 +69,7 @@ def sql(statement: str | None, as_csv: bool, as_json: bool, url: str, token: str
             try:
                 _describe(client, line) if line.startswith("\\") else show(client.sql(line))
             except ClientError as error:
-                show_problems(problems_of(told(error, url)))
+                show_problems(problems_of(cli_error(error, url)))
             except KeyboardInterrupt:
                 print("stopped", file=sys.stderr)
 
@@ -223,4 +223,4 @@ def _live(client: Client, url: str, streams: list[dict[str, Any]], stores: list[
             try:
                 streams, stores, trouble = client.streams(), [store.raw for store in client.stores()], ""
             except ClientError as error:
-                trouble = f"{told(error, url)}; this is how it was"
+                trouble = f"{cli_error(error, url)}; this is how it was"

@@ -17,7 +17,7 @@ import click
 
 from statehouse.commands.base import command, json_option, service_options
 from statehouse.commands.output import (
-    coloured,
+    in_colour,
     is_terminal,
     printable,
     show_cells,
@@ -58,14 +58,14 @@ def asking(url: str, token: str | None) -> Iterator[Client]:
         with Client(url, token, retries=RETRIES) as client:
             yield client
     except ClientError as error:
-        raise told(error, url) from error
+        raise cli_error(error, url) from error
     except UnicodeEncodeError as error:
         raise StatehouseError(
             f"found {error.object[:50]!r}, expected text in {error.encoding}", advice="correct the command line"
         ) from None
 
 
-def told(error: ClientError, url: str) -> StatehouseError:
+def cli_error(error: ClientError, url: str) -> StatehouseError:
     """An error of the client, with what was found, what was expected and what to do."""
     from statehouse.client import Problem, Unreachable
 
@@ -75,7 +75,7 @@ def told(error: ClientError, url: str) -> StatehouseError:
     return StatehouseError(text, advice=ADVICE.get(type(error).__name__, "correct it, then try again"))
 
 
-def absent(store: str, key: Sequence[str], what: str = "key") -> StatehouseError:
+def absent_error(store: str, key: Sequence[str], what: str = "key") -> StatehouseError:
     """The error for a key that is not there."""
     return StatehouseError(
         f"{store}: found no {what} {'/'.join(key)!r}, expected one that is there",
@@ -123,7 +123,7 @@ def show_state(state: State) -> None:
     width = max(len(name) for name in rows)
     for name, value in rows.items():
         label = f"{name:<{width}}"
-        print(f"{click.style(label, bold=True) if coloured(sys.stdout) else label}  {printable(text_of(value))}")
+        print(f"{click.style(label, bold=True) if in_colour(sys.stdout) else label}  {printable(text_of(value))}")
     if state.reports:
         show_rows([{"agent": agent, **report} for agent, report in state.raw["reports"].items()])
     if state.windows:
@@ -157,7 +157,7 @@ def get(store: str, key: tuple[str, ...], as_json: bool, url: str, token: str | 
     with asking(url, token) as client:
         state = client.get(store, *key)
     if state is None:
-        raise absent(store, key)
+        raise absent_error(store, key)
     show_state(state) if for_people(as_json) else print_row(state.raw)
 
 
@@ -182,12 +182,12 @@ def scan(store: str, limit: int | None, as_json: bool, url: str, token: str | No
     people = for_people(as_json)
     most = limit or (SHOWN if people else None)
     with asking(url, token) as client:
-        found = client.scan(store, limit=most and most + people, **given)
+        states = client.scan(store, limit=most and most + people, **given)
         if not people:
-            for state in found:
+            for state in states:
                 print_row(state.raw)
             return
-        rows = [{**_shown(state.raw), **_reports(state)} for state in found]
+        rows = [{**_shown(state.raw), **_reports(state)} for state in states]
     show_rows(rows[:most])
     if most and len(rows) > most:
         print(f"the first {most:,} rows; there are more", file=sys.stderr)
@@ -208,7 +208,7 @@ def history(store: str, key: tuple[str, ...], limit: int | None, as_json: bool, 
     with asking(url, token) as client:
         events = [event.raw for event in islice(client.history(store, *key, page=min(limit or 1000, 1000)), limit)]
     if not events:
-        raise absent(store, key, "event of the key")
+        raise absent_error(store, key, "event of the key")
     if for_people(as_json):
         show_rows(events)
         return
@@ -283,7 +283,9 @@ def put(
 ) -> None:
     """Set a key to a value: text, or JSON where the store's values are no text."""
     with asking(url, token) as client:
-        kind = next((found.columns.get("value") for found in client.stores() if found.name == store), None)
+        kind = next(
+            (description.columns.get("value") for description in client.stores() if description.name == store), None
+        )
         given = _value(value, kind or "")
         _write(client, lambda at: at.put(store, *key, value=given, agent=agent), (store, *key), wait, as_json)
 

@@ -7,7 +7,7 @@ import sys
 import click
 
 from statehouse.commands.base import command, config_option, json_option
-from statehouse.commands.output import coloured, print_json, show_table
+from statehouse.commands.output import in_colour, print_json, show_table
 
 COLOURS = {"ok": "green", "warn": "yellow", "bad": "red", "skip": "cyan"}
 
@@ -69,7 +69,7 @@ def doctor(file: str | None, as_json: bool) -> int:
         if not as_json:
             level = f"{check.level:<4}"
             print(
-                f"{click.style(level, fg=COLOURS[check.level]) if coloured(sys.stdout) else level}  {check.name}: {check.found}"
+                f"{click.style(level, fg=COLOURS[check.level]) if in_colour(sys.stdout) else level}  {check.name}: {check.found}"
             )
             if check.advice:
                 print(f"      to do: {check.advice}")

@@ -26,7 +26,7 @@ from statehouse.config.models import (
     Stream,
     Target,
     Task,
-    attached,
+    link_sections,
 )
 from statehouse.errors import ConfigError, StatehouseError
 from statehouse.formats import format as formats
@@ -92,12 +92,12 @@ def from_document(document: YamlFile, path: Path, environ: Mapping[str, str] = o
         config = Config.model_validate(data)
     except ValidationError as error:
         raise ConfigError("\n".join(_complaint(path, document, e) for e in error.errors())) from None
-    properties = kafka_clients.located(config.kafka, path.parent)
+    properties = kafka_clients.locate_files(config.kafka, path.parent)
     wrong = [(("kafka", name), f"kafka.{name}: {message}") for name, message in kafka_clients.complaints(properties)]
     if wrong:
         raise ConfigError("\n".join(f"{path}:{document.line_of(where)}: {message}" for where, message in wrong))
     config = config.model_copy(update={"kafka": properties})
-    for where, message in _unregistered(config):
+    for where, message in _missing_registry(config):
         raise ConfigError(f"{path}:{document.line_of(where)}: {'.'.join(where)}: {message}")
     prepare(config.root)
     if not remote(config.root):
@@ -107,51 +107,51 @@ def from_document(document: YamlFile, path: Path, environ: Mapping[str, str] = o
             raise ConfigError(f"{path}:{document.line_of(('root',))}: root: {error}") from None
         config = config.model_copy(update={"root": root})
     config = _with_columns(config, path, document)
-    for where, message in _inconsistent(config):
+    for where, message in _inconsistencies(config):
         raise ConfigError(f"{path}:{document.line_of(where)}: {'.'.join(where)}: {message}")
     tables = {
         name: lookup.model_copy(update={"table": str((path.parent / lookup.table).absolute())})
         for name, lookup in config.lookups.items()
         if not remote(lookup.table)
     }
-    config = attached(config.model_copy(update={"lookups": {**config.lookups, **tables}}))
+    config = link_sections(config.model_copy(update={"lookups": {**config.lookups, **tables}}))
     files = {name: getattr(config.api, name) for name in ("tokens", "cache")}
     absolute = {name: str((path.parent / file).absolute()) for name, file in files.items() if file is not None}
     return config.model_copy(update={"api": config.api.model_copy(update=absolute)})
 
 
-def _unregistered(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+def _missing_registry(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     """The streams whose schemas would be in a registry, and there is none."""
     for stream in config.streams.values():
         if stream.registered and config.registry is None:
             file = " or schema_file" if stream.format == formats.AVRO else ""
-            found = f"found {stream.format} without a registry, expected registry: {{url: ...}}{file}"
-            yield ("streams", stream.name, "format"), found
+            message = f"found {stream.format} without a registry, expected registry: {{url: ...}}{file}"
+            yield ("streams", stream.name, "format"), message
 
 
 def _with_columns(config: Config, path: Path, document: YamlFile) -> Config:
     """The same, whose streams know the columns that are not written in the file."""
-    found = dict(config.streams)
+    streams = dict(config.streams)
     for name, stream in config.streams.items():
         if stream.format not in formats.KINDS and not stream.registered:
             continue
-        from statehouse.formats.columns import resolved  # with packages that others do not need
+        from statehouse.formats.columns import resolve_columns  # with packages that others do not need
 
         if stream.schema_file is not None:
             stream = stream.model_copy(update={"schema_file": str((path.parent / stream.schema_file).absolute())})
         try:
-            found[name] = resolved(stream, f"{config.root}/changelog/{name}")
+            streams[name] = resolve_columns(stream, f"{config.root}/changelog/{name}")
         except (ValueError, StatehouseError) as error:
             line = document.line_of(("streams", name))
             kind = type(error) if isinstance(error, StatehouseError) else ConfigError
             raise kind(f"{path}:{line}: streams.{name}: {error}") from None
-    return attached(config.model_copy(update={"streams": found}))
+    return link_sections(config.model_copy(update={"streams": streams}))
 
 
 ANOTHER = "another topic than the stream's own: it would never end"
 
 
-def _inconsistent(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+def _inconsistencies(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     """What does not fit together: the path in the file, and what was found and expected."""
     names = ", ".join(config.streams)
     for store in config.stores.values():
@@ -172,10 +172,10 @@ def _inconsistent(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
             yield ("routes", route.name, "from"), f"found stream {route.source!r}, expected one of {names}"
         elif (stream := config.streams.get(config.stream_of(route))) and route.to.topic == stream.topic:
             yield ("routes", route.name, "to", "topic"), f"found {route.to.topic!r}, expected {ANOTHER}"
-    yield from _unfit(config)
+    yield from _unfit_tasks(config)
 
 
-def _unfit(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+def _unfit_tasks(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     """What does not fit together of the tasks."""
     names = ", ".join(config.stores) or "none: there are no stores"
     for task in (config.tasks or {}).values():
@@ -205,15 +205,15 @@ def rule_file(file: str | Path, config: Config, store: str) -> Store:
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: found no store {store!r}, expected its rule, such as 'reduce: latest'")
     try:
-        found = Store.model_validate({**data, "name": store})
+        rule = Store.model_validate({**data, "name": store})
     except ValidationError as error:
         prefix = ("stores", store)
         lines = {p if p[:1] == ("stores",) else (*prefix, *p): n for p, n in document.lines.items()}
         wrong = [{**e, "loc": (*prefix, *e["loc"])} for e in error.errors()]
         raise ConfigError("\n".join(_complaint(path, document._replace(lines=lines), e) for e in wrong)) from None
-    if found.stream not in config.streams:
-        raise ConfigError(f"{path}: found stream {found.stream!r}, expected one of {', '.join(config.streams)}")
-    return found.of(config.streams[found.stream])
+    if rule.stream not in config.streams:
+        raise ConfigError(f"{path}: found stream {rule.stream!r}, expected one of {', '.join(config.streams)}")
+    return rule.of(config.streams[rule.stream])
 
 
 def _complaint(path: Path, document: YamlFile, error: Mapping[str, Any]) -> str:

@@ -37,15 +37,15 @@ _MOMENTS = {"millis": (1000, 1), "micros": (1, 1), "nanos": (1, 1000)}
 
 
 class AvroSchema:
-    """A schema taken apart: ``columns`` are what its records have, ``plain`` is what fastavro reads by. Raises Refused for one that is
-    none, or that cannot be read."""
+    """A schema taken apart: ``columns`` are those of its records, ``plain`` is the schema that fastavro reads by. Raises Refused where
+    the text is no Avro schema."""
 
     def __init__(self, schema: Schema) -> None:
         named: dict[str, Any] = {}
         try:
             for _, text in schema.references:
-                fastavro.parse_schema(_loaded(text), named_schemas=named)
-            parsed = fastavro.parse_schema(_loaded(schema.text), named_schemas=named)
+                fastavro.parse_schema(_load_schema(text), named_schemas=named)
+            parsed = fastavro.parse_schema(_load_schema(schema.text), named_schemas=named)
         except RecursionError:
             raise Refused("found a schema that is nested too deeply, expected an Avro schema") from None
         except Exception as error:  # fastavro raises whatever it trips over
@@ -53,9 +53,9 @@ class AvroSchema:
             raise Refused(f"found a schema that cannot be read ({detail}), expected an Avro schema") from None
         self._named = named
         self._nodes: dict[str, Node] = {}
-        self._open: set[str] = set()  # records that are being taken apart
+        self._open_records: set[str] = set()  # records that are being taken apart
         self._records: dict[str, list[tuple[str, Node]]] = {}
-        self._wrapped = 0
+        self._wrapper_count = 0
         self.recursive = False
         plain, self._branches = self._top(parsed)
         self.plain = fastavro.parse_schema(plain)  # or it would be for each record
@@ -78,9 +78,9 @@ class AvroSchema:
             data = io.BytesIO(payload)
             if frame.data is payload:
                 data.seek(frame.end)
-            found: Any
+            record: Any
             try:
-                found = read(data, plain, None)
+                record = read(data, plain, None)
             except RecursionError:
                 raise Refused(f"nested more than {DEEPEST} levels deep") from None
             except EOFError:
@@ -92,20 +92,20 @@ class AvroSchema:
             if more := len(payload) - data.tell():
                 raise Refused(f"found {more} bytes after the record, expected none")
             if self.recursive:
-                _check_depth(found)
-            if found is None:
+                _check_depth(record)
+            if record is None:
                 return [None] * len(fields)
             if only is not None:
-                return values.row(only, found)
-            ((branch, found),) = found.items()
-            return values.row(changes[branch], found)
+                return values.row(only, record)
+            ((branch, record),) = record.items()
+            return values.row(changes[branch], record)
 
         return row
 
     def _top(self, parsed: Any) -> tuple[Any, dict[str, list[tuple[str, Node]]]]:
         """What fastavro reads a payload by, and the fields of each of its branches: of one that is no union, of the branch ''."""
         branches = [part for part in parsed if part != "null"] if isinstance(parsed, list) else [parsed]
-        records = [self._resolved(part) for part in branches]
+        records = [self._resolve(part) for part in branches]
         if all(isinstance(part, dict) and part["type"] in ("record", "error") for part in records):
             if len(records) == 1:
                 plain, _ = self._part(parsed)
@@ -117,15 +117,15 @@ class AvroSchema:
         plain, node = self._part(parsed)
         return self._wrap(plain, "value"), {"": [("value", node)]}
 
-    def _resolved(self, part: Any) -> Any:
+    def _resolve(self, part: Any) -> Any:
         return self._named.get(part, part) if isinstance(part, str) else part
 
     def _wrap(self, plain: Any, name: str) -> dict[str, Any]:
         """A record of one field, whose bytes are those of the field."""
-        self._wrapped += 1
+        self._wrapper_count += 1
         return {
             "type": "record",
-            "name": f"statehouse.w{self._wrapped}",
+            "name": f"statehouse.w{self._wrapper_count}",
             "fields": [{"name": name, "type": plain}],
         }
 
@@ -133,7 +133,7 @@ class AvroSchema:
         """A part of the schema as fastavro is given it, and its node."""
         if isinstance(part, list):
             return self._union(part)
-        part = self._resolved(part)
+        part = self._resolve(part)
         if isinstance(part, str):
             return part, _primitive(part, {})
         kind = part["type"]
@@ -143,32 +143,32 @@ class AvroSchema:
             plain, node = self._part(part["items"])
             if not self._has_bytes(part["items"]):
                 raise Refused("found an array of what has no bytes, expected elements that have some")
-            made = Node(values.array(node.kind), values.each(node.direct), values.each(node.json))
-            return {"type": "array", "items": plain}, made
+            array = Node(values.array(node.kind), values.each(node.direct), values.each(node.json))
+            return {"type": "array", "items": plain}, array
         if kind == "map":
             plain, node = self._part(part["values"])
-            made = Node(values.mapping(node.kind), values.each_item(node.direct), values.each_value(node.json))
-            return {"type": "map", "values": plain}, made
+            mapping = Node(values.mapping(node.kind), values.each_item(node.direct), values.each_value(node.json))
+            return {"type": "map", "values": plain}, mapping
         if kind in ("record", "error"):
             return self._record(part)
         if kind in ("fixed", "enum"):
-            return self._defined(part)
+            return self._named_type(part)
         return kind, _primitive(kind, part)
 
     def _record(self, part: dict[str, Any]) -> tuple[Any, Node]:
         name = part["name"]
-        if name in self._open:  # it has itself in it: as a column it is JSON
+        if name in self._open_records:  # it has itself in it: as a column it is JSON
             self.recursive = True
             return name, values.as_text(lambda value: (self._nodes[name].json or (lambda v: v))(value))
         if name in self._nodes:
             return name, self._nodes[name]
-        self._open.add(name)
+        self._open_records.add(name)
         plain, nodes = [], []
         for field in part["fields"]:
             inner, node = self._part(field["type"])
             plain.append({"name": field["name"], "type": inner})
             nodes.append((field["name"], node))
-        self._open.discard(name)
+        self._open_records.discard(name)
         kind = values.struct([(field, node.kind) for field, node in nodes])
         as_json = values.each_field([(field, node.json) for field, node in nodes])
         direct = values.each_field([(field, node.direct) for field, node in nodes])
@@ -176,7 +176,7 @@ class AvroSchema:
         self._records[name] = nodes
         return {"type": "record", "name": name, "fields": plain}, self._nodes[name]
 
-    def _defined(self, part: dict[str, Any]) -> tuple[Any, Node]:
+    def _named_type(self, part: dict[str, Any]) -> tuple[Any, Node]:
         name = part["name"]
         if name in self._nodes:
             return name, self._nodes[name]
@@ -211,15 +211,12 @@ class AvroSchema:
         return plain, values.as_text(as_json)
 
     def _has_bytes(self, part: Any) -> bool:
-        """Whether a value takes a byte at least: of others a payload of a few bytes could have any number."""
-        part = self._resolved(part)
+        """Whether each value takes at least one byte. Otherwise a payload of a few bytes could hold any number of elements."""
+        part = self._resolve(part)
         if isinstance(part, dict) and isinstance(part["type"], (dict, list)):
             return self._has_bytes(part["type"])
         kind = part["type"] if isinstance(part, dict) else part
-        if kind in (
-            "record",
-            "error",
-        ):  # one that has itself in it has a union or an array in between, which takes a byte
+        if kind in ("record", "error"):  # a recursive one has a union or an array in between, which takes a byte
             return any(self._has_bytes(field["type"]) for field in part["fields"])
         return kind != "null" and not (kind == "fixed" and not part["size"])
 
@@ -234,7 +231,7 @@ def columns(schema: Schema) -> list[tuple[str, Type]]:
     return [(name, node.kind) for name, node in AvroSchema(schema).columns.items()]
 
 
-def _loaded(text: str) -> Any:
+def _load_schema(text: str) -> Any:
     """A schema's text, which is JSON; or the name of a primitive type without quotes."""
     try:
         return json.loads(text)
@@ -247,8 +244,8 @@ def _loaded(text: str) -> Any:
 def _primitive(kind: str, part: dict[str, Any]) -> Node:
     """A part that has no others; what Avro calls an invalid logical type is none."""
     logical = part.get("logicalType")
-    if logical == "decimal" and kind in ("bytes", "fixed") and (made := _decimal(part)):
-        return made
+    if logical == "decimal" and kind in ("bytes", "fixed") and (decimal := _decimal(part)):
+        return decimal
     if logical == "uuid" and kind == "fixed" and part["size"] == 16:
         return Node(values.TEXT, _uuid, _uuid)
     if logical == "date" and kind == "int":
@@ -320,10 +317,10 @@ def _moment(multiple: int, part: int) -> Callable[[int], int]:
     """Microseconds since 1970, of a moment in another unit; what is less than one is cut off."""
 
     def micros(value: int) -> int:
-        made = value * multiple // part
-        if not LEAST_TIME <= made <= GREATEST_TIME:
+        micros_since_1970 = value * multiple // part
+        if not LEAST_TIME <= micros_since_1970 <= GREATEST_TIME:
             raise Refused("found a time outside the years 1 to 9999")
-        return made
+        return micros_since_1970
 
     return micros
 
@@ -331,7 +328,9 @@ def _moment(multiple: int, part: int) -> Callable[[int], int]:
 def _check_depth(value: Any) -> None:
     level = [value]
     for _ in range(DEEPEST):
-        inner = [part for found in level for part in (found.values() if isinstance(found, dict) else found)]
+        inner = [
+            part for container in level for part in (container.values() if isinstance(container, dict) else container)
+        ]
         level = [part for part in inner if isinstance(part, (dict, list))]
         if not level:
             return

@@ -68,8 +68,8 @@ def avro_fields(schema: Any, of: str) -> Iterator[tuple[str, Any]]:
 
 
 def _fields(schema: Any) -> list[dict[str, Any]]:
-    found = schema.get("fields") if isinstance(schema, dict) else None
-    return [field for field in found if isinstance(field, dict)] if isinstance(found, list) else []
+    fields = schema.get("fields") if isinstance(schema, dict) else None
+    return [field for field in fields if isinstance(field, dict)] if isinstance(fields, list) else []
 
 
 def _parts(schema: Any) -> Iterator[dict[str, Any]]:
@@ -81,7 +81,7 @@ def _parts(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def change_of(schema: Mapping[str, Any], kind: str) -> Change | None:
-    """What makes of a value by its schema what a column of a type takes; None: it is taken as it is."""
+    """The change that turns a value of a field into what a column of type ``kind`` takes; None where the value stays as it is."""
     name = schema.get("name")
     if not isinstance(name, str):
         return None
@@ -150,7 +150,7 @@ def _decimal(scale: Any, value: Any) -> Any:
         digits = b""
     if not 0 < len(digits) <= LONGEST:
         raise Refused(f"found {str(value)[:SHOWN]}, expected a decimal's digits in base64") from None
-    return msgspec.Raw(_scaled(int.from_bytes(digits, "big", signed=True), int(scale)).encode())
+    return msgspec.Raw(_decimal_text(int.from_bytes(digits, "big", signed=True), int(scale)).encode())
 
 
 def _variable(value: Any) -> Any:
@@ -159,7 +159,7 @@ def _variable(value: Any) -> Any:
     return _decimal(value["scale"], value.get("value"))
 
 
-def _scaled(digits: int, scale: int) -> str:
+def _decimal_text(digits: int, scale: int) -> str:
     """A number without an exponent: so many digits of it are decimals."""
     sign, text = "-" * (digits < 0), str(abs(digits))
     if scale <= 0:

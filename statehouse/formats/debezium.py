@@ -70,12 +70,12 @@ class Source(msgspec.Struct, omit_defaults=True):
 
 
 NOTHING = Envelope()  # in the place of a change that Connect's envelope has none in
-Found = tuple[list["Described | None"], list[str | None]]
+Changes = tuple[list["ChangeWithSchema | None"], list[str | None]]
 _envelope = msgspec.json.Decoder(Envelope).decode
 _source = msgspec.json.Decoder(Source).decode
 
 
-class Described(NamedTuple):
+class ChangeWithSchema(NamedTuple):
     """A change, and the schema that it was written with, as JSON; empty where there is none."""
 
     change: Envelope
@@ -100,18 +100,18 @@ class ChangeDecoder:
     def decode(
         self, payloads: Sequence[bytes | None], ids: Sequence[bytes | None], keys: Sequence[str | None]
     ) -> tuple[list[pa.Array], list[str | None], list[str]]:
-        """The columns of changes; of each the reason why it is refused, or None; and what it does: a report, a purge or, as a tombstone,
-        nothing. A payload that is None is no change: it has no values and no reason. ``ids`` is what the records' headers say of their
-        schemas, ``keys`` are the records'."""
-        found, reasons = self._in_avro(payloads, ids) if self._avro else _in_json(payloads)
+        """The columns of changes; for each change the reason why it is refused, or None; and its operation: a report, a purge or a
+        tombstone. A payload that is None is no change: it has no values and no reason. ``ids`` are the records' headers with the
+        schema's id, ``keys`` are the records' keys."""
+        changes, reasons = self._in_avro(payloads, ids) if self._avro else _in_json(payloads)
         operations = [REPORT] * len(payloads)
         texts: list[str | None] = [None] * len(payloads)
         deleted: list[str | None] = [None] * len(payloads)
-        for index, described in enumerate(found):
-            if described is None:
+        for index, entry in enumerate(changes):
+            if entry is None:
                 continue
             try:
-                operations[index], text = self._row(described, keys[index])
+                operations[index], text = self._row(entry, keys[index])
             except Refused as reason:
                 reasons[index] = str(reason)
                 continue
@@ -125,24 +125,24 @@ class ChangeDecoder:
             wrong = [one or other for one, other in zip(wrong, also, strict=True)]
         return columns, [one or other for one, other in zip(reasons, wrong, strict=True)], operations
 
-    def _in_avro(self, payloads: Sequence[bytes | None], ids: Sequence[bytes | None]) -> Found:
+    def _in_avro(self, payloads: Sequence[bytes | None], ids: Sequence[bytes | None]) -> Changes:
         """Changes in Avro: their rows become JSON, as any record that is a text's."""
         assert self._avro
         columns, reasons = self._avro.decode(payloads, ids)
-        found: list[Described | None] = []
+        changes: list[ChangeWithSchema | None] = []
         rows = zip(*(column.to_pylist() for column in columns), strict=True)
         for payload, id, reason, row in zip(payloads, ids, reasons, rows, strict=True):
             if payload is None or reason is not None:
-                found.append(None)
+                changes.append(None)
                 continue
             op, *parts = row
             raw = [_NULL if part is None else msgspec.Raw(part.encode()) for part in parts]
-            found.append(Described(Envelope(op, *raw), self._schemas.get(frame_of(payload, id).id, b"")))
-        return found, reasons
+            changes.append(ChangeWithSchema(Envelope(op, *raw), self._schemas.get(frame_of(payload, id).id, b"")))
+        return changes, reasons
 
-    def _row(self, described: Described, key: str | None) -> tuple[str, str | None]:
+    def _row(self, entry: ChangeWithSchema, key: str | None) -> tuple[str, str | None]:
         """What a change does, and the JSON of its row."""
-        change, schema = described
+        change, schema = entry
         if change is NOTHING:
             return TOMBSTONE, None
         op = change.op
@@ -162,7 +162,7 @@ class ChangeDecoder:
             of = None
         elif not bytes(row).startswith(b"{"):
             raise Refused(f"found op {op} without {name}, expected the row")
-        return PURGE if op == "d" else REPORT, _joined(self._as_text(row, schema, of), _placed(change))
+        return PURGE if op == "d" else REPORT, _join_source(self._as_text(row, schema, of), _source_json(change))
 
     def _as_text(self, row: msgspec.Raw, schema: bytes, of: str | None) -> str:
         """A row's JSON, in which values are what they mean by their schema: that of the field ``of``, or the whole."""
@@ -182,14 +182,14 @@ class ChangeDecoder:
         return msgspec.json.encode(values).decode()
 
     def _changes_by(self, schema: bytes, of: str | None) -> dict[str, Change]:
-        """What values of some columns have to be made into, by a schema; each schema is looked at once."""
+        """The changes of columns whose values a schema says to convert, by column. They are kept: each schema is read once."""
         known = self._changes.get(mark := schema + (of or "").encode())
         if known is None:
             if len(self._changes) >= MOST_SCHEMAS:
                 self._changes.clear()
             parts = avro_fields(read(schema), of) if self._avro and of else connect_fields(read(schema), of)
-            found = {name: change_of(part, self._kinds[name]) for name, part in parts if name in self._kinds}
-            known = self._changes[mark] = {name: change for name, change in found.items() if change}
+            changes = {name: change_of(part, self._kinds[name]) for name, part in parts if name in self._kinds}
+            known = self._changes[mark] = {name: change for name, change in changes.items() if change}
         return known
 
 
@@ -234,20 +234,20 @@ def key_columns(key: str | None) -> tuple[str, ...]:
         return ()
 
 
-def _in_json(payloads: Sequence[bytes | None]) -> Found:
+def _in_json(payloads: Sequence[bytes | None]) -> Changes:
     """Changes in JSON, without the envelope of Connect's, and the reasons why they are none."""
-    found: list[Described | None] = [None] * len(payloads)
+    changes: list[ChangeWithSchema | None] = [None] * len(payloads)
     reasons: list[str | None] = [None] * len(payloads)
     for index, payload in enumerate(payloads):
         if payload is not None:
             try:
-                found[index] = _unwrapped(payload)
+                changes[index] = _unwrap(payload)
             except Refused as reason:
                 reasons[index] = str(reason)
-    return found, reasons
+    return changes, reasons
 
 
-def _unwrapped(payload: bytes) -> Described:
+def _unwrap(payload: bytes) -> ChangeWithSchema:
     try:
         text = payload.decode()
     except UnicodeDecodeError:
@@ -255,11 +255,11 @@ def _unwrapped(payload: bytes) -> Described:
     change = _read(text)
     payload = bytes(change.payload)
     if not payload or change.op is not None:
-        return Described(change)
+        return ChangeWithSchema(change)
     if payload == b"null":
-        return Described(NOTHING)
+        return ChangeWithSchema(NOTHING)
     schema = bytes(change.schema)
-    return Described(_read(payload.decode()), b"" if schema == b"null" else schema)
+    return ChangeWithSchema(_read(payload.decode()), b"" if schema == b"null" else schema)
 
 
 def _read(text: str) -> Envelope:
@@ -285,21 +285,21 @@ def _key_of(key: str | None) -> tuple[msgspec.Raw, bytes]:
     return msgspec.Raw(msgspec.json.encode(row)), b""
 
 
-def _joined(row: str, source: str) -> str:
+def _join_source(row: str, source: str) -> str:
     """The JSON of a row with its source as one more column, the last of its name."""
     inner = row[1:-1].strip()
     return f'{{{inner}{"," * bool(inner)}"{SOURCE}":{source}}}'
 
 
-def _placed(change: Envelope) -> str:
+def _source_json(change: Envelope) -> str:
     """A change's source with its ``position``, as JSON."""
     try:
         source = _source(change.source)
     except (msgspec.MsgspecError, RecursionError):
         return str(change.source, "utf-8")  # null, or what the column refuses with a reason
     if source.ts_ms is None:
-        found = bytes(change.ts_ms)
-        source.ts_ms = int(found) if re.fullmatch(rb"\d{1,15}", found) else None
+        milliseconds = bytes(change.ts_ms)
+        source.ts_ms = int(milliseconds) if re.fullmatch(rb"\d{1,15}", milliseconds) else None
     # As the column has them: a change that does not fit at once is read a second time.
     if isinstance(source.snapshot, bool):
         source.snapshot = str(source.snapshot).lower()
@@ -309,7 +309,7 @@ def _placed(change: Envelope) -> str:
 
 
 def position_of(source: Source) -> int | None:
-    """The place of a change in its database's log as a number that grows with it; None where it is not known how."""
+    """A change's place in its database's log, as a number that grows with the log; None for a database whose log is not known here."""
     if source.connector == "postgresql":
         return source.lsn
     if source.connector in ("mysql", "mariadb"):

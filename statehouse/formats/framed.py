@@ -59,7 +59,7 @@ class FramedDecoder:
         return schema
 
     @staticmethod
-    def named(reason: Refused, id: str) -> Refused:
+    def name_schema(reason: Refused, id: str) -> Refused:
         """The same reason, which says the schema's id."""
         return reason if not id or str(reason).startswith(UNKNOWN) else Refused(f"schema {id}: {reason}")
 
@@ -73,7 +73,7 @@ class FramedDecoder:
                 raise Refused(*reader.args)
             return reader(payload, frame)
         except Refused as reason:
-            raise self.named(reason, frame.id) from None
+            raise self.name_schema(reason, frame.id) from None
 
     def _reader(self, id: str) -> Reader | Refused:
         """The reader of one schema, or why there is none, which is kept; of one that is not known nothing is."""

@@ -1,6 +1,6 @@
 """JSON Schema: the columns that a schema has. Its records are JSON behind an id, and are read as any other JSON.
 
-Whether a record is valid by its schema is not looked at: its producer did, and its columns have types of their own.
+Records are not validated against their schema: the producer did that, and the columns have types of their own.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ class JsonSchemaDecoder(FramedDecoder):
     ) -> tuple[list[pa.Array], list[str | None]]:
         reasons: list[str | None] = [None] * len(payloads)
         texts: list[str | None] = [None] * len(payloads)
-        named = [""] * len(payloads)
+        schema_ids = [""] * len(payloads)
         for index, (payload, id) in enumerate(zip(payloads, ids, strict=True)):
             if payload is None:
                 continue
             try:
                 frame = self.frame(payload, id)
-                named[index] = frame.id
+                schema_ids[index] = frame.id
                 self.schema(frame.id)
                 texts[index] = _text(payload[frame.end :] if frame.data is payload else payload)
             except Refused as reason:
-                reasons[index] = str(self.named(reason, named[index]))
+                reasons[index] = str(self.name_schema(reason, schema_ids[index]))
         columns, wrong = decoder_of(self.fields).decode(texts)
         for index, text in enumerate(wrong):
             if text is not None:
-                reasons[index] = str(self.named(Refused(text), named[index]))
+                reasons[index] = str(self.name_schema(Refused(text), schema_ids[index]))
         return columns, reasons
 
 
@@ -62,8 +62,8 @@ def _text(payload: bytes) -> str:
 def columns(schema: Schema) -> list[tuple[str, Type]]:
     """The columns that a schema's objects have; raises Refused for one that cannot be read, or is of no object."""
     try:
-        found = _Documents(schema)
-        return found.properties()
+        documents = _Documents(schema)
+        return documents.properties()
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         if isinstance(error, Refused):
             raise
@@ -82,55 +82,55 @@ class _Documents:
         }  # what is being looked at: parts, and the documents that they are in
 
     def properties(self) -> list[tuple[str, Type]]:
-        found = self._merged(self._main, self._main, 0)
-        if not found:
+        columns = self._merge_properties(self._main, self._main, 0)
+        if not columns:
             raise Refused("found a schema without properties, expected one of an object that has some")
-        return list(found.items())
+        return list(columns.items())
 
-    def _merged(self, part: Any, root: Any, depth: int) -> dict[str, Type]:
+    def _merge_properties(self, part: Any, root: Any, depth: int) -> dict[str, Type]:
         """The properties of an object, of all of its parts, or of any of its alternatives."""
         if not isinstance(part, dict) or depth > DEEPEST:
             return {}
         if "$ref" in part:
-            with self._following(part["$ref"], root) as target:
-                return self._merged(*target, depth + 1) if target else {}
-        found: dict[str, Type] = {
+            with self._follow(part["$ref"], root) as target:
+                return self._merge_properties(*target, depth + 1) if target else {}
+        properties: dict[str, Type] = {
             name: self._type(inner, root, depth + 1) for name, inner in (part.get("properties") or {}).items()
         }
         for word in ("allOf", "oneOf", "anyOf"):
             for inner in part.get(word) or ():
-                found = {**self._merged(inner, root, depth + 1), **found}
-        return found
+                properties = {**self._merge_properties(inner, root, depth + 1), **properties}
+        return properties
 
     def _type(self, part: Any, root: Any, depth: int) -> Type:
         if not isinstance(part, dict) or depth > DEEPEST:
             return values.TEXT
         if "$ref" in part:
-            with self._following(part["$ref"], root) as target:  # what has itself in it is JSON
+            with self._follow(part["$ref"], root) as target:  # what has itself in it is JSON
                 return self._type(*target, depth + 1) if target else values.TEXT
         for word in ("oneOf", "anyOf"):
             if word in part:
                 others = [
                     inner for inner in part[word] if not (isinstance(inner, dict) and inner.get("type") == "null")
                 ]
-                return self._common(others, root, depth)
+                return self._common_type(others, root, depth)
         if "allOf" in part:
             if len(part["allOf"]) == 1:
                 return self._type(part["allOf"][0], root, depth + 1)
-            return values.struct(list(self._merged(part, root, depth).items())) or values.TEXT
+            return values.struct(list(self._merge_properties(part, root, depth).items())) or values.TEXT
         kinds = part.get("type")
         if isinstance(kinds, list):
             others = [kind for kind in kinds if kind != "null"]
-            return self._common([{**part, "type": kind} for kind in others], root, depth)
+            return self._common_type([{**part, "type": kind} for kind in others], root, depth)
         if kinds is None and "properties" in part:
             kinds = "object"
-        return self._named(kinds, part, root, depth)
+        return self._type_of_kind(kinds, part, root, depth)
 
-    def _named(self, kind: Any, part: dict[str, Any], root: Any, depth: int) -> Type:
+    def _type_of_kind(self, kind: Any, part: dict[str, Any], root: Any, depth: int) -> Type:
         noted = part.get("connect.type")
         if kind == "object":
-            if found := self._merged(part, root, depth):
-                return values.struct(list(found.items())) or values.TEXT
+            if properties := self._merge_properties(part, root, depth):
+                return values.struct(list(properties.items())) or values.TEXT
             inner = part.get("additionalProperties")
             return values.mapping(self._type(inner, root, depth + 1)) if isinstance(inner, dict) else values.TEXT
         if kind == "array":
@@ -145,7 +145,7 @@ class _Documents:
             return scalar("BINARY")
         return scalar(TEXTS.get(str(part.get("format")), "STRING")) if kind == "string" else values.TEXT
 
-    def _common(self, parts: Iterable[Any], root: Any, depth: int) -> Type:
+    def _common_type(self, parts: Iterable[Any], root: Any, depth: int) -> Type:
         """The type that all of these have; text where they have several."""
         kinds = {self._type(part, root, depth + 1) for part in parts}
         if {kind.name for kind in kinds} == {"BIGINT", "DOUBLE"}:
@@ -153,8 +153,8 @@ class _Documents:
         return kinds.pop() if len(kinds) == 1 else values.TEXT
 
     @contextmanager
-    def _following(self, reference: str, root: Any) -> Iterator[tuple[Any, Any] | None]:
-        """As :meth:`_target`; None where it is being followed already."""
+    def _follow(self, reference: str, root: Any) -> Iterator[tuple[Any, Any] | None]:
+        """As :meth:`_target`; None where the reference is being followed already, which ends a cycle."""
         part, document = self._target(reference, root)
         key = id(part), id(document)
         if key in self._open:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from statehouse.decoder import columns_of, refuse_missing
 from statehouse.formats.format import BYTES, CSV, Format
 from statehouse.payload import Field, Refused, convert, read
-from statehouse.types import INTEGERS, Type
+from statehouse.types import FLOATS, INTEGERS, Type
 
 csv.field_size_limit(sys.maxsize)  # Python's own is 128 KiB: how long a record may be, Kafka says
 _WHOLE = re.compile(r"[-+]?[0-9]+")
@@ -89,7 +89,7 @@ def as_json(text: str, kind: Type) -> Any:
     bare = text.strip()
     if kind.name in INTEGERS and _WHOLE.fullmatch(bare) and len(bare) < _LONGEST:
         return int(bare)
-    if kind.name in ("FLOAT", "DOUBLE", "DECIMAL") and _NUMBER.fullmatch(bare):
+    if kind.name in (*FLOATS, "DECIMAL") and _NUMBER.fullmatch(bare):
         return msgspec.Raw(bare.encode())
     if kind.name == "BOOLEAN" and bare.lower() in ("true", "false"):
         return bare.lower() == "true"

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError, Message
 from statehouse.formats import values
 from statehouse.formats.format import Schema
 from statehouse.formats.framed import Reader
-from statehouse.formats.protobuf_files import files
+from statehouse.formats.protobuf_files import read_descriptors
 from statehouse.formats.values import Change, Node, scalar
 from statehouse.formats.wire import Frame
 from statehouse.payload import GREATEST_TIME, LEAST_TIME, SECOND, Field, Refused
@@ -55,8 +55,8 @@ def columns(schema: Schema) -> list[tuple[str, Type]]:
 
 
 def place_of(data: bytes, start: int) -> tuple[tuple[int, ...], int]:
-    """Where a message is in its file, which is written behind the schema's id: of each level its number. And where that ends. Raises
-    Refused where it does not."""
+    """A message's index path in its file (one number for each level of nesting), which follows the schema's id; and the offset in
+    ``data`` behind it. Raises Refused where ``data`` has no such path."""
     count, end = _number(data, start)
     if count == 0:  # short for the first one
         return (0,), end
@@ -81,29 +81,29 @@ def _number(data: bytes, start: int) -> tuple[int, int]:
 
 def _file(schema: Schema) -> FileDescriptor:
     pool = descriptor_pool.DescriptorPool()
-    found = files(schema.text)
+    descriptors = read_descriptors(schema.text)
     try:
-        for file in found.file:
+        for file in descriptors.file:
             pool.Add(file)
-        return pool.FindFileByName(found.file[-1].name)
+        return pool.FindFileByName(descriptors.file[-1].name)
     except (TypeError, KeyError) as error:
         raise Refused(f"found a schema that cannot be read ({str(error)[:200]}), expected a Protobuf file") from None
 
 
 def _at(file: FileDescriptor, place: Sequence[int]) -> Descriptor:
     messages: Sequence[Descriptor] = list(file.message_types_by_name.values())
-    found = None
+    message = None
     for number in place:
         if not 0 <= number < len(messages):
             raise Refused(f"found message {'.'.join(map(str, place))}, expected one of its file's")
-        found = messages[number]
-        messages = found.nested_types
-    assert found is not None
-    return found
+        message = messages[number]
+        messages = message.nested_types
+    assert message is not None
+    return message
 
 
 def _message_reader(message: Descriptor, fields: Sequence[Field]) -> Callable[[bytes], list[Any]]:
-    made = message_factory.GetMessageClass(message)
+    message_class = message_factory.GetMessageClass(message)
     parts = {name: (get, node) for name, get, node in _parts(message, ())}
     gets = [(field.name, parts[field.name][0]) for field in fields if field.name in parts]
     changes = [
@@ -111,12 +111,12 @@ def _message_reader(message: Descriptor, fields: Sequence[Field]) -> Callable[[b
     ]
 
     def read(payload: bytes) -> list[Any]:
-        found = made()
+        parsed = message_class()
         try:
-            found.ParseFromString(payload)
-            if not found.IsInitialized():
-                raise Refused(f"found no {', '.join(found.FindInitializationErrors())}, expected it: it is required")
-            return values.row(changes, {name: get(found) for name, get in gets})
+            parsed.ParseFromString(payload)
+            if not parsed.IsInitialized():
+                raise Refused(f"found no {', '.join(parsed.FindInitializationErrors())}, expected it: it is required")
+            return values.row(changes, {name: get(parsed) for name, get in gets})
         except (DecodeError, UnicodeDecodeError) as error:
             raise Refused(f"found bytes that are no {message.full_name} ({str(error)[:100]})") from None
 
@@ -141,9 +141,13 @@ def _node(field: FieldDescriptor, within: tuple[str, ...]) -> Node:
     if message is not None and message.GetOptions().map_entry:
         key, value = message.fields_by_name["key"], message.fields_by_name["value"]
         node = _single(value, within)
-        named = _named(key)
+        with_text_keys = _with_text_keys(key)
         direct, as_json = values.each_item(node.direct), values.each_value(node.json)
-        return Node(values.mapping(node.kind), lambda found: direct(named(found)), lambda found: as_json(named(found)))
+        return Node(
+            values.mapping(node.kind),
+            lambda entries: direct(with_text_keys(entries)),
+            lambda entries: as_json(with_text_keys(entries)),
+        )
     node = _single(field, within)
     if not field.is_repeated:
         return node
@@ -151,13 +155,13 @@ def _node(field: FieldDescriptor, within: tuple[str, ...]) -> Node:
     return Node(values.array(node.kind), each, values.each(node.json) or list)
 
 
-def _named(key: FieldDescriptor) -> Change:
+def _with_text_keys(key: FieldDescriptor) -> Change:
     """A map whose keys are text, in their order: the runtime has another in each process."""
     if key.type == key.TYPE_STRING:
-        return lambda found: {name: found[name] for name in sorted(found)}
+        return lambda entries: {name: entries[name] for name in sorted(entries)}
     if key.type == key.TYPE_BOOL:
-        return lambda found: {str(name).lower(): found[name] for name in sorted(found)}
-    return lambda found: {str(name): found[name] for name in sorted(found)}
+        return lambda entries: {str(name).lower(): entries[name] for name in sorted(entries)}
+    return lambda entries: {str(name): entries[name] for name in sorted(entries)}
 
 
 def _single(field: FieldDescriptor, within: tuple[str, ...]) -> Node:
@@ -193,9 +197,9 @@ def _message(message: Descriptor, within: tuple[str, ...]) -> Node:
     if name in WRAPPERS:
         node = _single(message.fields_by_name["value"], within)
         direct, as_json = node.direct or _same, node.json or _same
-        return Node(node.kind, lambda found: direct(found.value), lambda found: as_json(found.value))
+        return Node(node.kind, lambda wrapper: direct(wrapper.value), lambda wrapper: as_json(wrapper.value))
     if name in within:  # it has itself in it: as a column it is JSON
-        return values.as_text(lambda found: _message_json(found))
+        return values.as_text(lambda inner: _message_json(inner))
     parts = _parts(message, within)
     kind = values.struct([(part, node.kind) for part, _, node in parts])
     as_json = _object([(part, get, node.json) for part, get, node in parts])
@@ -221,20 +225,20 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _micros(found: Any) -> int:
-    micros = found.seconds * SECOND + found.nanos // 1000
-    if not (LEAST_TIME <= micros <= GREATEST_TIME and 0 <= found.nanos < 10**9):
+def _micros(moment: Any) -> int:
+    micros = moment.seconds * SECOND + moment.nanos // 1000
+    if not (LEAST_TIME <= micros <= GREATEST_TIME and 0 <= moment.nanos < 10**9):
         raise Refused("found a time outside the years 1 to 9999")
     return micros
 
 
-def _moment(found: Any) -> str:
-    return f"{(_EPOCH + dt.timedelta(microseconds=_micros(found))).isoformat()}Z"
+def _moment(moment: Any) -> str:
+    return f"{(_EPOCH + dt.timedelta(microseconds=_micros(moment))).isoformat()}Z"
 
 
-def _duration(found: Any) -> str:
+def _duration(duration: Any) -> str:
     """As Protobuf's JSON has it: ``1.500s``."""
-    seconds, nanos = found.seconds, found.nanos
+    seconds, nanos = duration.seconds, duration.nanos
     if abs(nanos) >= 10**9 or seconds * nanos < 0:
         raise Refused(f"found a duration of {seconds} seconds and {nanos} nanoseconds, expected both of one sign")
     sign = "-" if seconds < 0 or nanos < 0 else ""
@@ -244,30 +248,30 @@ def _duration(found: Any) -> str:
     return f"{sign}{abs(seconds)}{fraction}s"
 
 
-def _any_json(found: Any) -> Any:
+def _any_json(value: Any) -> Any:
     """A google.protobuf.Value as JSON."""
-    kind = found.WhichOneof("kind")
+    kind = value.WhichOneof("kind")
     if kind == "struct_value":
-        return _struct_json(found.struct_value)
+        return _struct_json(value.struct_value)
     if kind == "list_value":
-        return _list_json(found.list_value)
+        return _list_json(value.list_value)
     if kind == "number_value":
-        number = found.number_value
+        number = value.number_value
         whole = number.is_integer() and abs(number) < 2**53
         return int(number) if whole else values.float_as_json(number)
-    return None if kind in (None, "null_value") else getattr(found, kind)
+    return None if kind in (None, "null_value") else getattr(value, kind)
 
 
-def _struct_json(found: Any) -> dict[str, Any]:
-    return {name: _any_json(found.fields[name]) for name in sorted(found.fields)}
+def _struct_json(struct: Any) -> dict[str, Any]:
+    return {name: _any_json(struct.fields[name]) for name in sorted(struct.fields)}
 
 
-def _list_json(found: Any) -> list[Any]:
-    return [_any_json(value) for value in found.values]
+def _list_json(items: Any) -> list[Any]:
+    return [_any_json(value) for value in items.values]
 
 
-def _paths(found: Any) -> str:
-    return ",".join(found.paths)
+def _paths(mask: Any) -> str:
+    return ",".join(mask.paths)
 
 
 WELL_KNOWN = {

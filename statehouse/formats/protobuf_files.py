@@ -24,29 +24,30 @@ SECONDS = 30  # that protoc may take
 MAIN = "statehouse_payload.proto"
 
 
-def compiled(text: str, references: Mapping[str, str]) -> str:
-    """A schema with all that it refers to as a FileDescriptorSet in base64, itself last. Raises Refused where it is none."""
-    main = _described(text)
+def compile_schema(text: str, references: Mapping[str, str]) -> str:
+    """A schema and all files that it imports, as a FileDescriptorSet in base64 in which the schema is last. ``references`` are texts by
+    name. Raises Refused where protoc does not compile it."""
+    main = _read_descriptor(text)
     if main is None:
-        found = _by_protoc(text, references)
+        descriptors = _compile_by_protoc(text, references)
     else:
-        found = FileDescriptorSet()
-        _add(main, references, found)
-    return base64.b64encode(found.SerializeToString()).decode()
+        descriptors = FileDescriptorSet()
+        _add(main, references, descriptors)
+    return base64.b64encode(descriptors.SerializeToString()).decode()
 
 
-def files(text: str) -> FileDescriptorSet:
-    """What :func:`compiled` gave; raises Refused for anything else."""
+def read_descriptors(text: str) -> FileDescriptorSet:
+    """The descriptors in the text that :func:`compile_schema` returned. Raises Refused for any other text."""
     try:
-        found = FileDescriptorSet.FromString(base64.b64decode(text, validate=True))
+        descriptors = FileDescriptorSet.FromString(base64.b64decode(text, validate=True))
     except (DecodeError, binascii.Error, ValueError):
-        found = FileDescriptorSet()
-    if not found.file:
+        descriptors = FileDescriptorSet()
+    if not descriptors.file:
         raise Refused("found a schema that cannot be read, expected a Protobuf file")
-    return found
+    return descriptors
 
 
-def _described(text: str) -> FileDescriptorProto | None:
+def _read_descriptor(text: str) -> FileDescriptorProto | None:
     """A file's descriptor that is given in base64; None where it is text."""
     try:
         return FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
@@ -60,14 +61,14 @@ def _add(file: FileDescriptorProto, references: Mapping[str, str], into: FileDes
         if name in (known.name for known in into.file):
             continue
         if name in references:
-            other = _described(references[name])
+            other = _read_descriptor(references[name])
             if other is None:
-                other = _by_protoc(references[name], references, name).file[-1]
+                other = _compile_by_protoc(references[name], references, name).file[-1]
             other.name = name
         else:
             other = FileDescriptorProto()
             try:
-                _well_known()
+                _load_well_known()
                 descriptor_pool.Default().FindFileByName(name).CopyToProto(other)
             except KeyError:
                 raise Refused(f"found an import of {name}, expected a schema that the registry refers to") from None
@@ -75,7 +76,7 @@ def _add(file: FileDescriptorProto, references: Mapping[str, str], into: FileDes
     into.file.append(file)
 
 
-def _well_known() -> None:
+def _load_well_known() -> None:
     """Have the files that come with Protobuf in the default pool."""
     from google.protobuf import (  # noqa: F401
         any_pb2,
@@ -88,32 +89,32 @@ def _well_known() -> None:
     )
 
 
-def _by_protoc(text: str, references: Mapping[str, str], name: str = MAIN) -> FileDescriptorSet:
+def _compile_by_protoc(text: str, references: Mapping[str, str], name: str = MAIN) -> FileDescriptorSet:
     with tempfile.TemporaryDirectory(prefix="statehouse-") as folder:
         for path, content in {**references, name: text}.items():
             file = Path(folder, path)
             if not file.resolve().is_relative_to(Path(folder).resolve()):
                 raise Refused(f"found a reference named {path}, expected the path of a file")
             file.parent.mkdir(parents=True, exist_ok=True)
-            described = _described(content)
-            if described is not None:
+            descriptor = _read_descriptor(content)
+            if descriptor is not None:
                 raise Refused(f"found {path} as a descriptor, expected text as the file that imports it")
             file.write_text(content, encoding="utf-8")
-        made = Path(folder, "made")
+        output = Path(folder, "descriptors")
         # A process of its own: protoc writes what is wrong to its stderr, and knows no threads.
-        options = [f"-I{folder}", "--include_imports", f"--descriptor_set_out={made}", name]
+        options = [f"-I{folder}", "--include_imports", f"--descriptor_set_out={output}", name]
         try:
-            ran = subprocess.run(
+            protoc = subprocess.run(
                 [sys.executable, "-c", _PROTOC, *options], capture_output=True, text=True, timeout=SECONDS
             )
         except subprocess.TimeoutExpired:
             raise Refused(
                 f"found a schema that protoc does not compile in {SECONDS} seconds, expected one that it does"
             ) from None
-        if ran.returncode:
-            detail = " ".join(ran.stderr.replace(folder, "").split())[:200]
+        if protoc.returncode:
+            detail = " ".join(protoc.stderr.replace(folder, "").split())[:200]
             raise Refused(f"found a schema that cannot be read ({detail}), expected a Protobuf file")
-        return FileDescriptorSet.FromString(made.read_bytes())
+        return FileDescriptorSet.FromString(output.read_bytes())
 
 
 _PROTOC = (

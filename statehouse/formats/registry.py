@@ -47,11 +47,11 @@ class Registry:
             raise ConfigError(
                 f"registry: found no package {error.name!r}, expected it: pip install 'statehouse[formats]'"
             ) from None
-        found = {**LIMITS, **properties}
-        if TOKEN in found:  # a token alone is enough for most; the client wants a cluster's name too
-            found = {SOURCE: "STATIC_TOKEN", CLUSTER: "none", **found}
+        settings = {**LIMITS, **properties}
+        if TOKEN in settings:  # a token alone is enough for most; the client wants a cluster's name too
+            settings = {SOURCE: "STATIC_TOKEN", CLUSTER: "none", **settings}
         try:
-            self._client = SchemaRegistryClient(found)
+            self._client = SchemaRegistryClient(settings)
         except (ValueError, TypeError, OSError) as error:
             raise ConfigError(
                 f"registry: found {', '.join(properties)} ({str(error).replace(str(properties.get('url')), self.url)}), expected settings of confluent-kafka's registry client"
@@ -61,18 +61,18 @@ class Registry:
         self._absent: dict[str, float] = {}  # and until when
 
     def find(self, ids: Iterable[str]) -> dict[str, Schema | None]:
-        """Schemas by their ids, which are numbers or GUIDs; None: there is none. Raises RegistryUnavailable and RegistryRefused."""
+        """Schemas by id (a number or a GUID); None where the registry has none. Raises RegistryUnavailable and RegistryRefused."""
         with self._lock:
             return {id: self._find(id) for id in ids}
 
     def latest(self, subject: str) -> Registered | None:
         """The newest version of a subject; None where it has none. Raises as :meth:`find`."""
         with self._lock:
-            found = self._ask(lambda: self._client.get_version(subject, "latest"), f"the newest schema of {subject}")
-            if found is None:
+            version = self._ask(lambda: self._client.get_version(subject, "latest"), f"the newest schema of {subject}")
+            if version is None:
                 return None
-            id = str(found.schema_id)
-            schema = self._known[id] = self._schema(found.schema)
+            id = str(version.schema_id)
+            schema = self._known[id] = self._schema(version.schema)
             return Registered(id, schema)
 
     def _find(self, id: str) -> Schema | None:
@@ -80,26 +80,26 @@ class Registry:
             return known
         client = self._client
         get = (lambda: client.get_schema_by_guid(id)) if "-" in id else (lambda: client.get_schema(int(id)))
-        found = self._ask(get, f"the schema {id}")
-        if found is None:
+        answer = self._ask(get, f"the schema {id}")
+        if answer is None:
             if len(self._absent) >= MOST_ABSENT:
                 self._absent.clear()
             self._absent[id] = time.monotonic() + ABSENT_SECONDS
             return None
-        self._known[id] = schema = self._schema(found)
+        self._known[id] = schema = self._schema(answer)
         return schema
 
-    def _schema(self, found: Any) -> Schema:
+    def _schema(self, answer: Any) -> Schema:
         references: dict[str, str] = {}
-        self._refer(found.references or (), references)
-        kind, text = found.schema_type or KINDS[AVRO], found.schema_str
+        self._refer(answer.references or (), references)
+        kind, text = answer.schema_type or KINDS[AVRO], answer.schema_str
         if kind == KINDS[PROTOBUF]:
-            return Schema(kind, _compiled(text, references))
+            return Schema(kind, _compile_schema(text, references))
         return Schema(kind, text, tuple(references.items()))
 
-    def _refer(self, found: Iterable[Any], into: dict[str, str], depth: int = 0) -> None:
+    def _refer(self, references: Iterable[Any], into: dict[str, str], depth: int = 0) -> None:
         """The texts of references by their names, each after those that it refers to itself."""
-        for reference in found if depth < DEEPEST else ():
+        for reference in references if depth < DEEPEST else ():
             name, subject, version = reference.name, reference.subject, reference.version
             if name in into:
                 continue
@@ -123,19 +123,21 @@ class Registry:
                 raise RegistryRefused(
                     f"registry: found the answer {error.http_status_code} at {self.url}, expected {wanted}"
                 ) from None
-            found = f"the answer {error.http_status_code} ({str(error.error_message)[:100]})"
-            raise RegistryUnavailable(f"registry: found {found} at {self.url}, expected {wanted}") from None
+            failure = f"the answer {error.http_status_code} ({str(error.error_message)[:100]})"
+            raise RegistryUnavailable(f"registry: found {failure} at {self.url}, expected {wanted}") from None
         except Exception as error:  # of whichever HTTP client it uses
-            found = f"{type(error).__name__}: {error}"[:200]
-            raise RegistryUnavailable(f"registry: found no answer at {self.url} ({found}), expected {wanted}") from None
+            failure = f"{type(error).__name__}: {error}"[:200]
+            raise RegistryUnavailable(
+                f"registry: found no answer at {self.url} ({failure}), expected {wanted}"
+            ) from None
 
 
-def _compiled(text: str, references: Mapping[str, str]) -> str:
+def _compile_schema(text: str, references: Mapping[str, str]) -> str:
     """A Protobuf file's text as its descriptors; as it is where it has none: who reads by it says so."""
     try:
-        from statehouse.formats.protobuf_files import compiled
+        from statehouse.formats.protobuf_files import compile_schema
 
-        return compiled(text, references)
+        return compile_schema(text, references)
     except (ImportError, Refused):
         return text
 
@@ -151,6 +153,6 @@ def _registry(properties: str) -> Registry:
 
 
 def wanted_by(reasons: Iterable[str | None]) -> list[str]:
-    """The ids of the schemas that records wait for, by the reasons that their decoder gives."""
-    found = {reason.removeprefix(UNKNOWN) for reason in reasons if reason and reason.startswith(UNKNOWN)}
-    return sorted(found)
+    """The ids of the schemas that records wait for, out of the reasons for which a decoder refused them."""
+    ids = {reason.removeprefix(UNKNOWN) for reason in reasons if reason and reason.startswith(UNKNOWN)}
+    return sorted(ids)

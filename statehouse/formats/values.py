@@ -20,9 +20,9 @@ TEXT = Type("STRING", "STRING")
 
 
 class Node(NamedTuple):
-    """A part of a schema: the type of a column of it; what makes of a value that was read the one that
-    :func:`statehouse.payload.convert` gives for that type; and the one that :func:`statehouse.payload.read` gives for its JSON. None: it is
-    the same value. Neither is called for null."""
+    """A part of a schema. ``kind`` is the type of its column. ``direct`` turns a value that the library has read into the one that
+    :func:`statehouse.payload.convert` gives for that type, ``json`` into the one that :func:`statehouse.payload.read` gives for its
+    JSON; None where the value stays as it is. Neither is called for null."""
 
     kind: Type
     direct: Change | None = None
@@ -66,7 +66,7 @@ def finite(value: float) -> float:
 
 
 def float_as_json(value: float) -> Any:
-    """The same as JSON has it."""
+    """A number as the text that JSON has for it. Raises Refused for infinity and NaN."""
     return msgspec.Raw(repr(finite(value)).encode())
 
 
@@ -97,55 +97,55 @@ def as_text(json: Change | None) -> Node:
 
 
 def each(change: Change | None) -> Change | None:
-    """The same of the elements of a list."""
+    """A change applied to each element of a list that is not null."""
     if change is None:
         return None
 
-    def changed(values: Iterable[Any]) -> list[Any]:
-        made: list[Any] = []
+    def change_each(values: Iterable[Any]) -> list[Any]:
+        changed_values: list[Any] = []
         try:
             for value in values:
-                made.append(None if value is None else change(value))
+                changed_values.append(None if value is None else change(value))
         except Refused as reason:
-            raise reason.at(f"[{len(made)}]") from None
-        return made
+            raise reason.at(f"[{len(changed_values)}]") from None
+        return changed_values
 
-    return changed
+    return change_each
 
 
 def each_item(change: Change | None) -> Change:
-    """The same of a dict's values, as pairs."""
+    """A change applied to each value of a dict that is not null; the result is a list of pairs."""
 
-    def changed(values: dict[str, Any]) -> list[tuple[str, Any]]:
+    def change_each(values: dict[str, Any]) -> list[tuple[str, Any]]:
         if change is None:
             return list(values.items())
         return list(each_value(change)(values).items())
 
-    return changed
+    return change_each
 
 
 def each_value(change: Change | None) -> Change:
-    """The same of a dict's values, as a dict."""
+    """A change applied to each value of a dict that is not null; the result is a dict."""
 
-    def changed(values: dict[str, Any]) -> dict[str, Any]:
+    def change_each(values: dict[str, Any]) -> dict[str, Any]:
         if change is None:
             return dict(values)
-        made, name = {}, ""
+        by_name, name = {}, ""
         try:
             for name, value in values.items():
-                made[name] = None if value is None else change(value)
+                by_name[name] = None if value is None else change(value)
         except Refused as reason:
             raise reason.at(f".{name}") from None
-        return made
+        return by_name
 
-    return changed
+    return change_each
 
 
 def each_field(changes: Sequence[tuple[str, Change | None]]) -> Change:
-    """The same of the fields of a dict, those that have a change."""
+    """Changes applied to the fields of a dict, in place, where the value is not null."""
     needed = [(name, change) for name, change in changes if change is not None]
 
-    def changed(values: dict[str, Any]) -> dict[str, Any]:
+    def change_fields(values: dict[str, Any]) -> dict[str, Any]:
         name = ""
         try:
             for name, change in needed:
@@ -155,11 +155,11 @@ def each_field(changes: Sequence[tuple[str, Change | None]]) -> Change:
             raise reason.at(f".{name}") from None
         return values
 
-    return changed
+    return change_fields
 
 
 def column(field: Field, node: Node | None) -> Change | None:
-    """What makes a column's value of what was read of a part of the schema; None: it is the same value."""
+    """The change that turns a value read by a node into the field's value; None where the value stays as it is."""
     if node is None:  # the schema has no such part
         return lambda _: None
     if node.kind.arrow == field.kind.arrow:
@@ -169,8 +169,8 @@ def column(field: Field, node: Node | None) -> Change | None:
 
 
 def row(changes: Sequence[tuple[str, Change | None]], values: dict[str, Any]) -> list[Any]:
-    """The columns' values out of what was read, by name. Raises Refused with all that is wrong."""
-    made, wrong = [], []
+    """A row: for each change the value of that name, changed. Raises Refused with the reasons of all values that do not fit."""
+    cells, wrong = [], []
     for name, change in changes:
         value = values.get(name)
         if value is not None and change is not None:
@@ -178,7 +178,7 @@ def row(changes: Sequence[tuple[str, Change | None]], values: dict[str, Any]) ->
                 value = change(value)
             except Refused as reason:
                 wrong.append(str(reason.at(name)))
-        made.append(value)
+        cells.append(value)
     if wrong:
         raise Refused("; ".join(wrong))
-    return made
+    return cells

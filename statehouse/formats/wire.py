@@ -26,27 +26,27 @@ class Frame(NamedTuple):
 
 
 def frame_of(payload: bytes, header: bytes | None) -> Frame:
-    """What a record says of its schema. Raises Refused where it says nothing."""
+    """Where a record names its schema: in the header if there is one, else in front of the payload. Raises Refused where it does not."""
     data = payload if header is None else header
     if len(data) > 4 and data[0] == 0:
         return Frame(str(int.from_bytes(data[1:5], "big")), data, 5)
     if len(data) > 16 and data[0] == 1:
         return Frame(str(uuid.UUID(bytes=data[1:17])), data, 17)
     where = "" if header is None else f"header {ID_HEADER}: "
-    raise Refused(f"{where}found {_shown(data)}, {EXPECTED}")
+    raise Refused(f"{where}found {_describe_bytes(data)}, {EXPECTED}")
 
 
 def ids_of(records: Iterable[tuple[bytes | None, Any]]) -> set[str]:
-    """The ids of the schemas that records name, of which the payload and the header are given."""
-    found = set()
+    """The ids of the schemas that records name. A record is a pair of its payload and its header."""
+    ids = set()
     for payload, header in records:
         if payload is not None:
             with suppress(Refused):
-                found.add(frame_of(payload, header).id)
-    return found
+                ids.add(frame_of(payload, header).id)
+    return ids
 
 
-def _shown(data: bytes) -> str:
+def _describe_bytes(data: bytes) -> str:
     if not data:
         return "nothing"
     return f"the bytes {data[:5].hex(' ')}{' …' if len(data) > 5 else ''}"

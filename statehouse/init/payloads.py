@@ -189,8 +189,8 @@ def _subject(payloads: Sequence[Payload], given: Encoding) -> str | None:
 
 def _record(schema: Schema) -> dict[str, Any]:
     """The record that a schema in Avro is; empty where it is none."""
-    found = json.loads(schema.text) if schema.kind == KINDS[AVRO] else None
-    return found if isinstance(found, dict) else {}
+    parsed = json.loads(schema.text) if schema.kind == KINDS[AVRO] else None
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def _most(payloads: Sequence[Payload], is_one: Callable[[Payload], Any]) -> bool:

@@ -15,7 +15,7 @@ from statehouse.errors import ConfigError
 from statehouse.formats.debezium import key_columns
 from statehouse.formats.format import DEBEZIUM, SOURCE
 from statehouse.init.names import KIND_WORDS, STATE_WORDS
-from statehouse.init.roles import Candidate, Leaf, Rule, agents, few, keys, leaves_of, names, rules, times
+from statehouse.init.roles import Candidate, Leaf, Rule, agents, has_few_values, keys, leaves_of, mentions, rules, times
 from statehouse.init.sample import Sample
 from statehouse.init.shapes import Column, columns_of, expression
 from statehouse.init.writing import Proposal, text_of
@@ -108,7 +108,7 @@ def file_text(findings: Findings, choice: Choice, out: str | Path) -> str:
         left_out=findings.left_out,
         values=_named_values(findings, {*key, rule.agent}, choice.time),
         other_keys=[k.sql for k in findings.keys if k.sql not in key],
-        time_required=any(c.required and names(choice.time or "", c.name) for c in findings.columns),
+        time_required=any(c.required and mentions(choice.time or "", c.name) for c in findings.columns),
         other_times=[t.sql for t in findings.times if t.sql != choice.time],
         why_key=first.why if first else "",
         settings=_located(findings.sample.encoding.settings, Path(out)),
@@ -168,7 +168,11 @@ def _with_names(key: Sequence[str]) -> list[str]:
 
 def _named_values(findings: Findings, but: set[str | None], time: str | None) -> dict[str, list[str]]:
     """Columns that have few values, kinds and states first; and these, the most frequent first."""
-    leaves = [leaf for leaf in findings.leaves if few(leaf) and leaf.sql not in but and not names(time or "", leaf.sql)]
+    leaves = [
+        leaf
+        for leaf in findings.leaves
+        if has_few_values(leaf) and leaf.sql not in but and not mentions(time or "", leaf.sql)
+    ]
     leaves.sort(key=lambda leaf: not leaf.words & (KIND_WORDS | STATE_WORDS))
     return {
         leaf.sql: [str(v).lower() if isinstance(v, bool) else str(v) for v, _ in leaf.counts.most_common()]

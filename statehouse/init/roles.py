@@ -115,10 +115,10 @@ def _leaves(path: tuple[str, ...], kind: Type, records: Sequence[Record]) -> Ite
         for name, inner in kind.fields:
             yield from _leaves((*path, name), inner, records)
     elif not kind.parts and not kind.fields:
-        yield Leaf(path, kind, tuple(_plain(_at(record.values, path)) for record in records))
+        yield Leaf(path, kind, tuple(_plain(_value_at(record.values, path)) for record in records))
 
 
-def _at(value: Any, path: Sequence[str]) -> Any:
+def _value_at(value: Any, path: Sequence[str]) -> Any:
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
     return value
@@ -259,24 +259,26 @@ def agents(leaves: Sequence[Leaf], key: Leaf | None) -> list[Candidate]:
 def rules(leaves: Sequence[Leaf], key: str | None, agent: str | None, time: str | None) -> list[Rule]:
     """What a store may keep of each key, the likeliest first."""
     others = [
-        leaf for leaf in leaves if leaf.sql not in (key, agent) and leaf.present and not names(time or "", leaf.sql)
+        leaf for leaf in leaves if leaf.sql not in (key, agent) and leaf.present and not mentions(time or "", leaf.sql)
     ]
     # What is inside of something else, or often missing, is more likely a part of an address than a state.
-    states = _best([leaf for leaf in others if leaf.missing < 0.3 and (len(leaf.path) == 1 or few(leaf))], STATE_WORDS)
+    states = _best(
+        [leaf for leaf in others if leaf.missing < 0.3 and (len(leaf.path) == 1 or has_few_values(leaf))], STATE_WORDS
+    )
     readings = _best([leaf for leaf in others if leaf.kind.name in NUMBERS], READING_WORDS)
     amounts = _best([leaf for leaf in others if leaf.kind.name in NUMBERS], AMOUNT_WORDS)
-    listed = []
+    proposals = []
     if agent:
-        votes = states or [leaf for leaf in others if few(leaf)]
-        listed += [
+        votes = states or [leaf for leaf in others if has_few_values(leaf)]
+        proposals += [
             Rule("majority", s.sql, f"what most agents' latest reports say of {s.sql}", agent) for s in votes[:1]
         ]
-        listed += [one for s in votes[:1] if few(s) and (one := _at_least_one(s, agent))]
-    listed += [Rule("latest", s.sql, f"the latest {s.sql}") for s in [*states[:1], *readings[:1]]]
-    listed += [Rule("sum", a.sql, f"the sum of {a.sql}") for a in amounts[:1]]
-    listed.append(Rule("latest", "_payload", "the newest record, all of it"))
-    listed.append(Rule("count", None, "the number of records"))
-    return listed
+        proposals += [one for s in votes[:1] if has_few_values(s) and (one := _at_least_one(s, agent))]
+    proposals += [Rule("latest", s.sql, f"the latest {s.sql}") for s in [*states[:1], *readings[:1]]]
+    proposals += [Rule("sum", a.sql, f"the sum of {a.sql}") for a in amounts[:1]]
+    proposals.append(Rule("latest", "_payload", "the newest record, all of it"))
+    proposals.append(Rule("count", None, "the number of records"))
+    return proposals
 
 
 def _at_least_one(leaf: Leaf, agent: str) -> Rule | None:
@@ -288,7 +290,7 @@ def _at_least_one(leaf: Leaf, agent: str) -> Rule | None:
     return Rule(f"at_least_one({rare}, {common})", leaf.sql, text, agent)
 
 
-def names(sql: str, leaf: str) -> bool:
+def mentions(sql: str, leaf: str) -> bool:
     """Whether an expression has a leaf in it."""
     return re.search(rf"(?<![\w.`]){re.escape(leaf)}(?![\w.`])", sql) is not None
 
@@ -299,7 +301,7 @@ def _best(leaves: Sequence[Leaf], wanted: set[str]) -> list[Leaf]:
     return sorted(named, key=lambda leaf: (len(leaf.path), len(leaf.words - wanted)))
 
 
-def few(leaf: Leaf) -> bool:
+def has_few_values(leaf: Leaf) -> bool:
     """Whether a leaf has so few values that they can be named."""
     counts = leaf.counts
     plain = leaf.kind.name in ("STRING", "BOOLEAN", "INT")

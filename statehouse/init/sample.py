@@ -70,7 +70,7 @@ class Sample:
         return len(self.records) + self.refused + self.controls
 
 
-def of_file(file: str | Path, most: int) -> Sample:
+def read_file(file: str | Path, most: int) -> Sample:
     """The first records of a file of JSON lines, also compressed (``.gz``, ``.bz2``), or of one JSON array of objects.
 
     Raises StatehouseError where the file cannot be read, or has no JSON object.
@@ -85,9 +85,9 @@ def of_file(file: str | Path, most: int) -> Sample:
         raise StatehouseError(
             f"{path}: found no file that can be read ({reason}), expected JSON lines", advice="name another --file"
         ) from None
-    found = detect(payloads, Encoding())
-    if found.settings == {"format": DEBEZIUM}:
-        sample.encoding = found
+    encoding = detect(payloads, Encoding())
+    if encoding.settings == {"format": DEBEZIUM}:
+        sample.encoding = encoding
     sample.add(payloads)
     return _usable(sample)
 
@@ -112,7 +112,7 @@ def _objects(text: bytes) -> list[bytes]:
     return [text.strip()]
 
 
-def of_topic(properties: dict[str, Any], given: Encoding, most: int) -> Sample:
+def read_topic(properties: dict[str, Any], given: Encoding, most: int) -> Sample:
     """The newest records of a topic, about as many of each partition; the user has ``given`` what is said of their encoding. Raises
     KafkaUnavailable, RegistryUnavailable, and StatehouseError where there is no such topic, or nothing in it that can be read."""
     topic = given.topic

@@ -85,7 +85,7 @@ class Shape:
         """How many values there were."""
         return sum(self.kinds.values())
 
-    def merged(self, others: Iterable[Shape]) -> Shape:
+    def merge(self, others: Iterable[Shape]) -> Shape:
         """One shape of several places."""
         shape = Shape()
         for other in (self, *others):
@@ -94,9 +94,9 @@ class Shape:
             shape.scale, shape.exponents = max(shape.scale, other.scale), shape.exponents or other.exponents
             shape.moments, shape.days = shape.moments and other.moments, shape.days and other.days
             if other.element:
-                shape.element = (shape.element or Shape()).merged([other.element])
+                shape.element = (shape.element or Shape()).merge([other.element])
             for name, inner in other.fields.items():
-                shape.fields[name] = shape.fields.get(name, Shape()).merged([inner])
+                shape.fields[name] = shape.fields.get(name, Shape()).merge([inner])
         return shape
 
     def ddl(self, name: str = "", deep: int = 0) -> str:
@@ -132,9 +132,9 @@ class Shape:
     def _object(self, deep: int) -> str:
         shares = sum(inner.count for inner in self.fields.values()) / max(1, len(self.fields) * self.kinds["object"])
         fields = [(name, inner) for name, inner in self.fields.items() if usable_name(name)]
-        fields = _once(fields)
+        fields = _drop_case_twins(fields)
         if not fields or (len(self.fields) > MAP_NAMES and shares < MAP_SHARE):
-            values = Shape().merged(self.fields.values())
+            values = Shape().merge(self.fields.values())
             return f"MAP<STRING, {values.ddl(deep=deep + 1)}>"
         return f"STRUCT<{', '.join(f'{quoted(name)}: {inner.ddl(name, deep + 1)}' for name, inner in fields)}>"
 
@@ -173,7 +173,7 @@ def expression(path: Sequence[str]) -> str:
     return ".".join(parts)
 
 
-def _once(fields: list[tuple[str, Shape]]) -> list[tuple[str, Shape]]:
+def _drop_case_twins(fields: list[tuple[str, Shape]]) -> list[tuple[str, Shape]]:
     """Spark does not tell cases apart: of names that differ in them only, the one that is there more often."""
     best: dict[str, tuple[str, Shape]] = {}
     for name, shape in fields:
@@ -204,7 +204,7 @@ def columns_of(records: Sequence[Record]) -> tuple[list[Column], list[str]]:
         shape.add(record.values)
     shapes = [(n, s) for n, s in shape.fields.items() if not n.startswith("_") and usable_name(n)]
     texts, columns = [record.text for record in records], []
-    for name, inner in _once(shapes):
+    for name, inner in _drop_case_twins(shapes):
         # The newest records mostly lack what comes later, such as `returned_at`; those of the sample may all be old.
         required = inner.count == len(records) >= SURE and not words(name) & LATER_WORDS
         # The decoder has the last word. Any value is a STRING, as its JSON.
@@ -220,7 +220,7 @@ def columns_of(records: Sequence[Record]) -> tuple[list[Column], list[str]]:
 def _parses(column: Column) -> bool:
     """Whether the schema's reader finds this one column."""
     try:
-        return [found.name for found in parse_schema(column.definition)] == [column.name]
+        return [parsed.name for parsed in parse_schema(column.definition)] == [column.name]
     except ValueError:
         return False
 

@@ -23,7 +23,7 @@ from api.replica.locks import FairLock
 from api.replica.priority import BUSY, QUIET, SHARE, WAIT, PollInterval
 from api.replica.snapshot import Snapshot
 from demo.broker import Broker
-from jobs.spark.parse import accepted, parse
+from jobs.spark.parse import accepted_rows, parse
 from statehouse.fold import Rule
 from statehouse.kafka import partitions
 from statehouse.records import decoder_for
@@ -366,7 +366,7 @@ stores:
     ]  # fmt: skip
     stores = config.stores_of("s")
     parsed = parse(spark.createDataFrame(rows, SCHEMA), stream, decoder_for(stream, stores, rules))
-    expected = {row._offset: row.asDict(recursive=True) for row in accepted(parsed, stream).collect()}
+    expected = {row._offset: row.asDict(recursive=True) for row in accepted_rows(parsed, stream).collect()}
     with duckdb.connect() as db:
         db.execute("SET TimeZone = 'UTC'")
         parser = arrivals.Parser(cursor(db), stream, rules, stores)

@@ -22,7 +22,7 @@ from databricks.bundles.jobs import Job
 
 from jobs.spark import databricks, session
 from jobs.spark.position import Position
-from statehouse import cli, kafka
+from statehouse import cli, kafka_clients
 from statehouse.config.file import load
 from statehouse.errors import ConfigError
 
@@ -158,15 +158,15 @@ def test_a_root_is_one_place_to_all(there, monkeypatch):
     for root in ("/Workspace/Shared/lake", "/dbfs/lake", "/tmp/lake"):
         with pytest.raises(ConfigError, match="expected s3"):
             session.session("statehouse", None, root)
-    assert databricks.volume("/Volumes/a/b/c") and not databricks.volume("/tmp/lake")
+    assert databricks.in_volume("/Volumes/a/b/c") and not databricks.in_volume("/tmp/lake")
     monkeypatch.delenv("DATABRICKS_RUNTIME_VERSION")
-    assert not databricks.volume("/Volumes/a/b/c")
+    assert not databricks.in_volume("/Volumes/a/b/c")
 
 
 def test_kafkas_classes_have_another_name_there(monkeypatch):
     given = {"bootstrap.servers": "k:9092", "sasl.username": "u", "sasl.password": "org.apache.kafka.p"}
     usual = databricks.client(given)
-    assert usual == kafka.java(given)
+    assert usual == kafka_clients.java(given)
     monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "17.3")
     assert databricks.client(given) == {**usual, "sasl.jaas.config": f"kafkashaded.{usual['sasl.jaas.config']}"}
     already = {"sasl.jaas.config": "kafkashaded.org.apache.kafka.common.security.plain.PlainLoginModule required;"}
@@ -185,10 +185,10 @@ def test_on_databricks_the_session_is_the_clusters_and_every_new_one_has_the_set
         if made.conf.isModifiable(name):
             made.conf.set(name, other.get(name, "true"))
     try:
-        assert {n: session.fresh(made).conf.get(n) for n in databricks.SETTINGS} == databricks.SETTINGS
+        assert {n: session.new_session(made).conf.get(n) for n in databricks.SETTINGS} == databricks.SETTINGS
         assert {n: session.session("").conf.get(n) for n in databricks.SETTINGS} == databricks.SETTINGS
     finally:
-        databricks.prepared(spark)
+        databricks.prepare(spark)
         spark.conf.unset("spark.databricks.delta.properties.defaults.enableDeletionVectors")
 
 
@@ -202,4 +202,4 @@ def test_a_volumes_files_are_not_locked_and_a_position_there_is_moved_by_spark(t
     position = Position(f"{tmp_path}/positions/route.r", "route:r:t")
     for number in (3, 7):
         position.move(number, {"0": number})
-        assert (position.get(), position.said()) == (number, {"0": number})
+        assert (position.get(), position.read_note()) == (number, {"0": number})

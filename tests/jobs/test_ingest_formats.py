@@ -12,7 +12,7 @@ import pytest
 from pyspark import cloudpickle
 
 from jobs.ingest import Ingest
-from jobs.spark.parse import _decoded
+from jobs.spark.parse import _decode_batches
 from statehouse.config import load
 from statehouse.errors import RegistryUnavailable
 from statehouse.formats import registry as registries
@@ -110,7 +110,7 @@ def test_what_spark_sends_to_its_workers_knows_all_that_it_needs(lake, registry)
     config = lake(f"registry: {{url: '{registry.url}'}}\nstreams:\n  s: {{topic: t, format: avro}}\n")
     decoder = decoder_for(config.streams["s"], [], [])
     registry.away, registry.asked = True, []
-    work = pickle.loads(cloudpickle.dumps(_decoded(decoder, False)))
+    work = pickle.loads(cloudpickle.dumps(_decode_batches(decoder, False)))
     headers = json.dumps([{"key": "__value_schema_id", "value": base64.b64encode(b"\0\0\0\0\x01").decode()}])
     values = [
         framed(1, FIRST, {"id": 1, "n": 5}),

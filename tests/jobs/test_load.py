@@ -128,17 +128,17 @@ def test_files_and_the_live_stream_in_any_order_give_the_same(spark, lake, tmp_p
             batches.append(records)
     dice.shuffle(batches)
     ingest = Ingest(spark, config, config.streams["s"])
-    append = loading.accepted
+    append = loading.accepted_rows
     for batch in batches:
         if isinstance(batch, list):
             ingest.offsets = {}  # Kafka's own batches out of order, as in the test of the law
             ingest.batch(spark.createDataFrame(batch, SCHEMA))
             continue
         with pytest.MonkeyPatch.context() as crash:
-            crash.setattr(loading, "accepted", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            crash.setattr(loading, "accepted_rows", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 loaded(spark, config, batch)
-        assert loading.accepted is append
+        assert loading.accepted_rows is append
         for _ in range(2):
             loaded(spark, config, batch)
         state(spark, config, "total")

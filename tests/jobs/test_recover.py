@@ -127,7 +127,7 @@ def test_interrupted_anywhere_the_state_is_as_before_or_the_new_one(spark, lake,
     assert state(spark, config, "total") == new
 
 
-MERGE_STEPS = ("_events", "_rows", "_counted_rows", "_again", "_remember", "_replace")
+MERGE_STEPS = ("_events", "_rows", "_count_rows", "_fold_torn_anew", "_remember", "_replace")
 
 
 @pytest.mark.slow

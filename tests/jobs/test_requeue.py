@@ -12,7 +12,7 @@ from jobs.ingest import Ingest
 from jobs.merge import Merge
 from statehouse.cli import main
 from statehouse.headers import REQUEUED_HEADER
-from statehouse.requeue import _refused, _Sender, kind_of, requeue
+from statehouse.requeue import _refused_rows, _Sender, kind_of, requeue
 from tests.support import houses
 from tests.support.api_lake import eventually
 from tests.support.depth import sized
@@ -104,7 +104,7 @@ def test_each_counts_once_whatever_ends_in_between(house, example, monkeypatch):
             case 0:  # killed before it had committed: the next one ends what it began
                 killed = _Sender(house.config.kafka, house.topic)
                 killed._client.begin_transaction()
-                for row in list(_refused(house.config, house.stream))[:3]:
+                for row in list(_refused_rows(house.config, house.stream))[:3]:
                     killed._produce(row, lambda *_: None)
                 killed._client.flush(60)
             case 1:
@@ -180,7 +180,7 @@ def test_two_at_a_time(house):
     """The one that began first has sent nothing, and says so."""
     house.put({"key": "a", "n": 1, "weird": "x"}, BEGINNING, "a")
     house.once()
-    (row,) = _refused(house.config, house.stream)
+    (row,) = _refused_rows(house.config, house.stream)
     first = _Sender(house.config.kafka, house.topic)
     assert requeue(house.config, house.stream).sent == 1
     with pytest.raises(Exception, match="another one sends refused records"):

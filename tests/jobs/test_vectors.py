@@ -87,14 +87,14 @@ def test_rows_of_a_version_that_is_no_longer_the_newest_are_not_written(spark, l
     config = written(lake)
     more(spark, config, [record("t", 0, 0, 10**15, "a", {"key": "a", "n": 1})], "total")
     path = f"{config.root}/state/total"
-    count, before = Merge._counted_rows, position(path)
+    count, before = Merge._count_rows, position(path)
 
     def somebody_else_writes(merge, rows):
         spark.sql(f"DELETE FROM delta.`{path}`")
         return count(merge, rows)
 
     with monkeypatch.context() as meanwhile:
-        meanwhile.setattr(Merge, "_counted_rows", somebody_else_writes)
+        meanwhile.setattr(Merge, "_count_rows", somebody_else_writes)
         with pytest.raises(StatehouseError, match="one writer a table"):
             more(spark, config, [record("t", 0, 1, 10**15, "a", {"key": "a", "n": 1})], "total")
     assert rows_and_bytes(path)[0] == 0 and position(path) == before

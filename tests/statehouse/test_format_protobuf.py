@@ -14,7 +14,7 @@ from statehouse.decoder import Decoder
 from statehouse.formats import protobuf
 from statehouse.formats.decoders import decoder_of
 from statehouse.formats.format import Format, Schema
-from statehouse.formats.protobuf_files import compiled
+from statehouse.formats.protobuf_files import compile_schema
 from statehouse.formats.registry import Registry
 from statehouse.payload import Field, Refused
 from statehouse.types import parse_type
@@ -30,7 +30,7 @@ FIRST = struct.pack(">bI", 0, 1) + b"\0"
 
 
 def schema(text, **references):
-    return Schema("PROTOBUF", compiled(text, references))
+    return Schema("PROTOBUF", compile_schema(text, references))
 
 
 def decode(fields, payloads, *schemas):
@@ -188,4 +188,4 @@ def test_what_is_none_says_so(text):
 
 def test_a_reference_is_no_way_out_of_its_folder():
     with pytest.raises(Refused, match="found a reference named ../x.proto, expected the path of a file"):
-        compiled('syntax = "proto3"; message A {}', {"../x.proto": 'syntax = "proto3";'})
+        compile_schema('syntax = "proto3"; message A {}', {"../x.proto": 'syntax = "proto3";'})

@@ -15,7 +15,7 @@ from statehouse.cli import main
 from statehouse.config.file import load
 from statehouse.init.payloads import Payload
 from statehouse.init.propose import Choice, file_text, look_at
-from statehouse.init.sample import Sample, of_file
+from statehouse.init.sample import Sample, read_file
 from statehouse.init.shapes import columns_of
 from statehouse.records import decoder_for
 from tests.support.data import SHARED
@@ -301,9 +301,9 @@ def test_a_file_without_objects(tmp_path, capsys, content):
 
 def test_one_object_over_several_lines_and_rubbish_between(tmp_path):
     (tmp_path / "one.json").write_text(json.dumps(REPORTS[0], indent=2))
-    assert len(of_file(tmp_path / "one.json", 10).records) == 1
+    assert len(read_file(tmp_path / "one.json", 10).records) == 1
     (tmp_path / "some.jsonl").write_text('\n{"a": 1}\n\nrubbish\n{"a": 2}\n')
-    sample = of_file(tmp_path / "some.jsonl", 10)
+    sample = read_file(tmp_path / "some.jsonl", 10)
     assert (len(sample.records), sample.refused) == (2, 1) and "not a JSON object" in sample.reason
 
 

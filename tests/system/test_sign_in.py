@@ -157,9 +157,9 @@ def test_a_key_is_opened_on_the_driver(spark, tmp_path):
     key = load_pem_private_key(sealed.read_bytes(), b'of "two" words')
     text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode().strip()
     gateway = spark.sparkContext._gateway
-    assert private_key.opened(gateway, sealed.read_text(), 'of "two" words') == text
+    assert private_key.decrypt(gateway, sealed.read_text(), 'of "two" words') == text
     with pytest.raises(ConfigError, match=r"kafka\.ssl\.key: found a key that Java cannot open") as error:
-        private_key.opened(gateway, sealed.read_text(), WRONG)
+        private_key.decrypt(gateway, sealed.read_text(), WRONG)
     assert WRONG not in str(error.value)
 
 

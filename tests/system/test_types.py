@@ -22,7 +22,7 @@ from jobs.recover import recover, texts
 from jobs.spark import kafka_sink
 from jobs.spark.expressions import rule_of
 from jobs.spark.lookup import table_of
-from jobs.spark.tables import differing, outdated
+from jobs.spark.tables import describe_difference, describe_outdated
 from statehouse.errors import ConfigError
 from statehouse.fold import Rule
 from tests.support.records import EPOCH, SCHEMA, control, record
@@ -270,8 +270,8 @@ def test_types_of_before_are_no_other_rule(spark, lake):
     assert kind == "STRUCT<x: INT, Yy: STRING, order: ARRAY<STRUCT<Zz: TIMESTAMP>>>"
     old = Rule(config.stores["last"], ("STRING",), "STRUCT<X:INT,YY:STRING,ORDER:ARRAY<STRUCT<ZZ:TIMESTAMP>>>")
     new = rule_of(spark, config, config.stores["last"])
-    assert not differing(old, new) and outdated(old, new) and not outdated(new, new)
-    assert differing(replace(old, value_input="STRUCT<X:BIGINT>"), new)
+    assert not describe_difference(old, new) and describe_outdated(old, new) and not describe_outdated(new, new)
+    assert describe_difference(replace(old, value_input="STRUCT<X:BIGINT>"), new)
 
 
 @pytest.mark.slow
