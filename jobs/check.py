@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StructType
 
 from jobs.route import SOURCE, columns_of, shape_events, shown_columns
-from jobs.spark import databricks
+from jobs.spark import databricks, registered
 from jobs.spark.expressions import (
     KEYS,
     KNOWN,
@@ -187,6 +187,11 @@ def _wrong_in(spark: SparkSession, stream: Stream, route: Route, rule: Rule | No
     names = [n.lower() for n in selected.columns]
     if unfit := [n for n in selected.columns if names.count(n.lower()) > 1 or re.search(r"[ ,;{}()\n\t=]", n)]:
         yield (*path, "select"), f"found a column {unfit[0]!r}, expected a name of its own: write 'expression AS name'"
+    elif route.to.registered:
+        try:
+            registered.schema_of(route.to, selected.schema)
+        except ValueError as error:
+            yield (*path, "to", "format"), str(error)
     if route.to.key:
         try:
             selected.selectExpr(f"CAST({route.to.key} AS STRING)")

@@ -22,7 +22,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
-from jobs.spark import change_feed
+from jobs.spark import change_feed, registered
 from jobs.spark.guard import TRY, Guard, error_of
 from jobs.spark.kafka_sink import Sent, headers, json, send, size
 from jobs.spark.position import Position
@@ -31,6 +31,7 @@ from statehouse import kafka
 from statehouse.config.models import Config, Route, Stream
 from statehouse.errors import DefinitionChanged, StatehouseError
 from statehouse.fold import Rule
+from statehouse.formats.format import AVRO
 from statehouse.headers import PART_HEADER, REVISION_HEADER, SOURCE_HEADER
 from statehouse.spark_sql import quoted
 from statehouse.tables import changelog_columns, opened, route_position, table
@@ -207,7 +208,13 @@ class Router:
             f"struct({', '.join(self.order)}) AS {ORDERED}",
         ]
         rows = shape_events(events, self.route, self.everything, *(given if self.order else given[:1]))
-        value = json([quoted(c) for c in rows.columns if c not in (SOURCE, ORDERED)])
+        told = rows.drop(SOURCE, ORDERED).schema
+        cells = [quoted(c) for c in told.names]
+        value = F.struct(*cells) if self.route.to.format == AVRO else json(cells)
+        if self.route.to.registered:
+            schema = registered.schema_of(self.route.to, told)
+            id = registered.register(self.config, self.route.to, schema)
+            value = value if self.route.to.format == AVRO else registered.framed_json(value, id)
         part, revision = F.lit(0), [f"{ORDERED}.{REVISION}"] if REVISION in self.columns else []
         if self.route.multiplies or self.several:  # an event's rows stand together, in their order
             rows = rows.withColumn(PART, F.monotonically_increasing_id())
@@ -220,6 +227,8 @@ class Router:
         selected = rows.select(
             SOURCE, key, value.alias("value"), headers(named).alias("headers"), *([ORDERED] if self.order else [])
         )
+        if self.route.to.format == AVRO:
+            selected = registered.in_avro(selected, told, schema, id)
         return selected.repartition("key").sortWithinPartitions(ORDERED) if self.order else selected
 
     def _computable(self, events: DataFrame) -> DataFrame:

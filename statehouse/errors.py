@@ -74,6 +74,12 @@ class RegistryRefused(RegistryUnavailable):
     advice = "correct the sign-in in `registry:`"
 
 
+class SchemaRefused(StatehouseError):
+    """The schema registry does not take a schema."""
+
+    advice = "select what its earlier versions had, or name another `subject`"
+
+
 class DefinitionChanged(StatehouseError):
     """A store's rule is not the one its state was folded by."""
 

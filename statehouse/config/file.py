@@ -121,12 +121,16 @@ def from_document(document: YamlFile, path: Path, environ: Mapping[str, str] = o
 
 
 def _missing_registry(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The streams whose schemas would be in a registry, and there is none."""
+    """The streams and routes whose schemas would be in a registry, and there is none."""
     for stream in config.streams.values():
         if stream.registered and config.registry is None:
             file = " or schema_file" if stream.format == formats.AVRO else ""
             message = f"found {stream.format} without a registry, expected registry: {{url: ...}}{file}"
             yield ("streams", stream.name, "format"), message
+    for route in config.routes.values():
+        if route.to.registered and config.registry is None:
+            message = f"found {route.to.format} without a registry, expected registry: {{url: ...}}"
+            yield ("routes", route.name, "to", "format"), message
 
 
 def _with_columns(config: Config, path: Path, document: YamlFile) -> Config:

@@ -11,11 +11,14 @@ from statehouse.values import GENERATORS, Expression, Name, OneOrMore, Topic
 
 
 class Target(Section):
-    """Where a route's events go: to a topic, by a key, or to a table."""
+    """Where a route's events go: to a topic, by a key, or to a table. ``format`` is what messages are written in; of one whose schemas
+    are in the registry ``subject`` is theirs, `TOPIC-value` where it is None."""
 
     topic: Topic | None = None
     key: Expression | None = None
     table: Name | None = None
+    format: Literal["json", "avro", "json_schema"] = "json"
+    subject: str | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
     def _one(self) -> Target:
@@ -24,7 +27,16 @@ class Target(Section):
             raise ValueError(f"found {which}, expected one of topic: and table:")
         if self.table and self.key:
             raise ValueError("found a key, expected none: it is messages of a topic that have one")
+        if self.table and self.registered:
+            raise ValueError(f"found format: {self.format}, expected none: it is messages of a topic that have one")
+        if self.subject and not self.registered:
+            raise ValueError("found a subject, expected format: avro or json_schema too")
         return self
+
+    @property
+    def registered(self) -> bool:
+        """Whether messages name their schema, which is in the registry."""
+        return self.format != "json"
 
 
 class Source(Section):

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from statehouse.errors import ConfigError, RegistryRefused, RegistryUnavailable
+from statehouse.errors import ConfigError, RegistryRefused, RegistryUnavailable, SchemaRefused
 from statehouse.formats.format import AVRO, KINDS, PROTOBUF, UNKNOWN, Schema
 from statehouse.payload import Refused
 
@@ -75,6 +75,20 @@ class Registry:
             schema = self._known[id] = self._schema(version.schema)
             return Registered(id, schema)
 
+    def register(self, subject: str, schema: Schema) -> int:
+        """The id of a schema, which is a version of the subject from now on. Raises as :meth:`find`, and SchemaRefused where it does not
+        fit the subject's other versions."""
+        from confluent_kafka.schema_registry import Schema as Version
+
+        version = Version(schema.text, schema.kind)
+        with self._lock:
+            id = self._ask(lambda: self._client.register_schema(subject, version), f"a new schema of {subject}")
+        if id is None:
+            raise RegistryUnavailable(
+                f"registry: found the answer 404 at {self.url}, expected a new schema of {subject}"
+            )
+        return id
+
     def _find(self, id: str) -> Schema | None:
         if (known := self._known.get(id)) or self._absent.get(id, 0.0) > time.monotonic():
             return known
@@ -122,6 +136,10 @@ class Registry:
             if error.http_status_code in (401, 403):
                 raise RegistryRefused(
                     f"registry: found the answer {error.http_status_code} at {self.url}, expected {wanted}"
+                ) from None
+            if error.http_status_code in (409, 422):
+                raise SchemaRefused(
+                    f"registry: found {str(error.error_message)[:300]}, expected to register {wanted} at {self.url}"
                 ) from None
             failure = f"the answer {error.http_status_code} ({str(error.error_message)[:100]})"
             raise RegistryUnavailable(f"registry: found {failure} at {self.url}, expected {wanted}") from None

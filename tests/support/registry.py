@@ -1,7 +1,8 @@
 """A schema registry of the tests' own: so much of Confluent's REST protocol as producers and statehouse use, over a dict in memory.
 
 A real one takes 13 seconds to start, and cannot be made to be away: `tests/statehouse/test_real_registry.py` has that. Here schemas are kept as they were
-sent and not checked. ``away`` makes it answer nobody, ``sign_in`` those alone who send this header.
+sent and not checked. ``away`` makes it answer nobody, ``sign_in`` those alone who send this header, ``refusing`` refuse all schemas for
+this reason.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class SchemaRegistry:
         self.asked: list[str] = []
         self.away = False
         self.sign_in: str | None = None
+        self.refusing: str | None = None
         self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
@@ -68,6 +70,8 @@ class SchemaRegistry:
             id = next((id for id in range(1, len(self.schemas) + 1) if self.guid(id) == found[1]), 0)
             return (200, self._shown(id)) if id else (404, _error(40403, "Schema not found"))
         if found := re.fullmatch(r"/subjects/([^/]+)/versions", path):
+            if self.refusing:
+                return 409, _error(409, self.refusing)
             return 200, {"id": self._register(unquote(found[1]), body or {})}
         if found := re.fullmatch(r"/subjects/([^/]+)/versions/(\w+)", path):
             versions = self.subjects.get(unquote(found[1]), [])
