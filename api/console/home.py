@@ -13,6 +13,7 @@ from api.console.screens import ask, page_of, screen
 from api.engine.media_types import EVENTS, HTML
 from api.errors import Problem
 from api.http import changes
+from api.http.context import service
 from api.http.openapi.contract import Answer, declared
 from api.reads.changes import Held
 from api.replica.replica import Replica
@@ -35,7 +36,7 @@ def index() -> Response:
     Who accepts `text/event-stream` alone gets the first page's changing part whenever it has changed, as HTML."""
     if request.accept_mimetypes.best_match((HTML, EVENTS)) != EVENTS:
         return page_of(home())
-    api = current_app.extensions["statehouse"]
+    api = service()
     held = Held(api.streams)
     if request.method == "HEAD":
         held.close()
@@ -63,12 +64,12 @@ def _follow(app: Flask, environ: dict[str, Any], replica: Replica) -> Iterator[b
 @screen("reads.list_stores", "tables.list_streams")
 def home() -> str:
     """The page."""
-    return render_template("home.html", flow=_flow(current_app.extensions["statehouse"].config), **_now())
+    return render_template("home.html", flow=_flow(service().config), **_now())
 
 
 def _now() -> dict[str, Any]:
     """What the changing part of the page shows."""
-    config: Config = current_app.extensions["statehouse"].config
+    config = service().config
     tables = {table["name"]: table for table in ask("/tables")["tables"]}
     stores = [shown(store, tables, config) for store in ask("/stores")["stores"]]
     streams = ask("/streams")["streams"]

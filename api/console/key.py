@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from flask import current_app, render_template, request
+from flask import render_template, request
 from werkzeug.exceptions import HTTPException
 
 from api.console import charts, words
@@ -18,6 +18,7 @@ from api.console.votes import Reports, result, votes
 from api.engine.types import canonical
 from api.errors import Problem
 from api.http import paths
+from api.http.context import service
 from statehouse.reducers import REDUCERS, parse_reduce
 
 EVENTS = 100
@@ -56,7 +57,7 @@ def page(store: str, key: str) -> str:
     standing, why = votes(rule, reports) if reports and reducer and reducer.per_agent else ([], "")
     row = shown or current or {}
     names = key_names(document)
-    writable = current_app.extensions["statehouse"].config.writable(store)
+    writable = service().config.writable(store)
     # Where events are not in the order of their times, no `at` tells the state between two pages of them.
     told = writable or not ("cursor" in given or events["cursor"])
     values = _values(document, target, events, current, "cursor" in given) if told else None

@@ -14,7 +14,7 @@ from api.engine import exact_json
 from api.engine.media_types import HTML, JSON
 from api.errors import TITLES, Problem
 from api.http.access import COOKIE, WITHIN, csrf_token
-from api.http.context import GONE
+from api.http.context import GONE, service
 
 PASSED = ("REMOTE_ADDR", "HTTP_AUTHORIZATION", "HTTP_COOKIE", GONE)  # of the request: whoever looks asks
 # Nothing is loaded from another host, nothing in a page is run, and no other page frames this one.
@@ -56,9 +56,9 @@ def install(app: Flask) -> None:
         return {
             "base": request.script_root,
             "origin": request.url_root.rstrip("/"),
-            "stores": list(current_app.extensions["statehouse"].config.stores),
-            "streams": list(current_app.extensions["statehouse"].config.streams),
-            "has_tasks": current_app.extensions["statehouse"].config.tasks is not None,
+            "stores": list(service().config.stores),
+            "streams": list(service().config.streams),
+            "has_tasks": service().config.tasks is not None,
             "signed_in": COOKIE in request.cookies,
             "csrf": csrf_token(request.cookies.get(COOKIE, "")),
         }

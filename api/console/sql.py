@@ -5,12 +5,13 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Any
 
-from flask import current_app, render_template
+from flask import render_template
 
 from api.console import charts
 from api.console.format import plain
 from api.console.screens import ask, asked, screen
 from api.errors import Problem
+from api.http.context import service
 from statehouse.config.models import Config
 from statehouse.transpile import to_duckdb
 
@@ -38,7 +39,7 @@ def page() -> str:
         found=found,
         wrong=wrong,
         tables=columns,
-        examples=examples(current_app.extensions["statehouse"].config, set(columns)),
+        examples=examples(service().config, set(columns)),
         chart=_chart(found),
     )
 

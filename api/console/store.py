@@ -15,6 +15,7 @@ from api.console.format import plain
 from api.console.screens import KEPT, ask, asked, screen
 from api.engine.duck import literal
 from api.errors import Problem
+from api.http.context import service
 from statehouse.tables import position, table
 
 PAGE = 50
@@ -82,7 +83,7 @@ def _target(store: str, given: Mapping[str, str | None], hidden: Sequence[str]) 
 
 def _behind(store: Mapping[str, Any]) -> int:
     """How many commits of the changelog the state's table lacks."""
-    merged = position(table(current_app.extensions["statehouse"].config, "state", store["name"]))
+    merged = position(table(service().config, "state", store["name"]))
     return store["head"] - merged if store["head"] is not None and merged is not None else 0
 
 
@@ -128,7 +129,7 @@ def _histogram(name: str) -> Any:
 def _uses(store: Mapping[str, Any]) -> dict[str, str]:
     """The lines that read this store from elsewhere."""
     name, url = store["name"], request.url_root.rstrip("/")
-    path = table(current_app.extensions["statehouse"].config, "state", name)
+    path = table(service().config, "state", name)
     return {
         "curl": f"curl '{url}/stores/{name}/keys?limit=10'\ncurl -H 'Accept: text/csv' {url}/stores/{name}/keys > {name}.csv\n"
         f"curl -X PUT {url}/stores/{name}/keys/KEY -H 'Content-Type: application/json' -d '{{\"value\": VALUE}}'",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from urllib.parse import urlencode
 
-from flask import current_app, render_template
+from flask import render_template
 
 from api.console.screens import ask, asked, screen
+from api.http.context import service
 from api.http.tasks import STATUSES
 
 PAGE = 50
@@ -18,7 +19,7 @@ def page() -> str:
     """The screen of the tasks."""
     given = asked()
     filters = {name: given[name] for name in FILTERS if name in given}
-    config = current_app.extensions["statehouse"].config
+    config = service().config
     found = ask("/tasks", {**filters, "cursor": given.get("cursor"), "limit": PAGE})
     return render_template(
         "tasks.html",

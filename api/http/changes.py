@@ -6,14 +6,14 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from flask import Blueprint, Response, current_app, request
+from flask import Blueprint, Response, request
 
 from api.engine.media_types import EVENTS
 from api.engine.shards import Shards
 from api.errors import Problem, refused
 from api.fleet import routing
 from api.fleet.changes import Gathered
-from api.http.context import fleet_request, the_fleet, the_lake, the_replica, the_snapshot
+from api.http.context import fleet_request, service, the_snapshot
 from api.http.openapi.contract import Answer, Parameter, declared
 from api.http.openapi.schemas import Schema
 from api.reads.changes import Changes, Held, Place
@@ -50,7 +50,7 @@ def follow(store: str) -> Response:
     The header ``Last-Event-ID`` goes on after an event's id, ``position`` after a scan's position; without them it begins
     now. The first event says where (``position``); ``reset`` says that all may have changed: read the store again.
     """
-    replica, (_, snapshot) = the_replica(), the_snapshot(store)
+    replica, (_, snapshot) = service().replica, the_snapshot(store)
     place, seconds = _place(request.args.get("position")), _seconds(request.args.get("timeout"))
     if snapshot.rule is None:
         raise Problem(409, "not-followed", f"nothing of {store} has been merged yet: there is nothing to follow")
@@ -59,7 +59,7 @@ def follow(store: str) -> Response:
             f"{store} follows the versions of its table, which do not say which keys changed: read it again instead"
         )
         raise Problem(409, "not-followed", detail)
-    held = Held(current_app.extensions["statehouse"].streams)
+    held = Held(service().streams)
     try:
         held.events = _events(replica, store, place, seconds)
     except BaseException:
@@ -72,7 +72,7 @@ def follow(store: str) -> Response:
 
 def _events(replica: Replica, store: str, place: Place | None, seconds: float) -> Iterator[bytes]:
     """What is here; where a caller asks one of a fleet, what is anywhere in it."""
-    lake, snapshot, fleet = the_lake(), replica.snapshot(store), the_fleet()
+    lake, snapshot, fleet = service().lake, replica.snapshot(store), service().fleet
     asking = fleet_request()
     wanted = routing.only(asking, snapshot)
     if fleet is None or snapshot.shards is None:

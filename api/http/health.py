@@ -6,7 +6,7 @@ from flask import Blueprint, Response
 
 from api.engine.media_types import JSON
 from api.errors import Problem
-from api.http.context import answer, the_replica
+from api.http.context import answer, service
 from api.http.openapi import answers
 from api.http.openapi.contract import Answer, declared
 
@@ -29,7 +29,7 @@ def readyz() -> Response:
     A store that has never been merged has nothing to load. Of a lag that is not known, more cannot be promised; nor of one whose
     topic was deleted and made again.
     """
-    replica = the_replica()
+    replica = service().replica
     most = replica.config.api.max_lag
     waiting = []
     for name in replica.config.stores:

@@ -15,7 +15,7 @@ from api.engine.media_types import JSON
 from api.errors import Problem
 from api.fleet import routing
 from api.http import paths
-from api.http.context import answer, elsewhere, limit_of, the_lake, the_replica, the_snapshot
+from api.http.context import answer, elsewhere, limit_of, service, the_snapshot
 from api.http.openapi import answers, schemas
 from api.http.openapi.contract import Answer, Parameter, declared
 from api.http.stores import FRESH, UNREAD, VERSION, freshness, get_key, provisional
@@ -67,7 +67,7 @@ def history(store: str, key: str) -> Response:
         raise Problem(404, "unknown-key", f"found no {key[:100]!r} in {store}", position=None)
     if reply := elsewhere(snapshot, parts, "/history"):
         return reply
-    (events, more), position, offsets = the_lake().history(snapshot, parts, int(cursor) if cursor else None, limit)
+    (events, more), position, offsets = service().lake.history(snapshot, parts, int(cursor) if cursor else None, limit)
     orders = [event.pop("_order") for event in events]
     if not events and cursor is None:
         raise Problem(404, "unknown-key", f"found no event of {key[:100]!r} in {store}", position=position)
@@ -115,13 +115,13 @@ def diff(store: str) -> Response:
     of the key; whether there are ``more``, and how many there are of each in all. Without ``from`` it is the version before ``to``."""
     defined, snapshot = the_snapshot(store)
     limit = limit_asked()
-    delta = opened(table(the_replica().config, "state", defined.name))
+    delta = opened(table(service().config, "state", defined.name))
     if snapshot.rule is None or delta is None:
         raise Problem(404, "unknown-version", f"nothing of {store} has been merged yet: it has no versions")
     new = version_of("to", request.args.get("to"), delta.version(), delta.version())
     old = version_of("from", request.args.get("from"), max(0, new - 1), delta.version())
     try:
-        (rows, more), counts = the_lake().diff(snapshot, old, new, limit)
+        (rows, more), counts = service().lake.diff(snapshot, old, new, limit)
     except (duckdb.IOException, DeltaError) as error:
         detail = f"found no versions {old} and {new} of state/{defined.name} any more, expected two that are kept"
         raise Problem(404, "unknown-version", detail) from error
@@ -141,7 +141,7 @@ def version_of(name: str, text: str | None, default: int, newest: int) -> int:
 
 def limit_asked() -> int:
     """How many rows the request at hand asks for."""
-    most = the_replica().config.api.max_rows
+    most = service().config.api.max_rows
     return limit_of(request.args.to_dict(), min(DEFAULT_LIMIT, most), most)
 
 

@@ -7,12 +7,13 @@ So what comes before a key, or a task's id, is written in one way.
 
 from __future__ import annotations
 
-from flask import Flask, Response, current_app, request
+from flask import Flask, Response, request
 from flask.globals import request_ctx
 from werkzeug.exceptions import NotFound
 
 from api.errors import Problem
 from api.http import paths
+from api.http.context import service
 
 BELOW = ("history", "reports")
 FREE = {"stores": 3, "tasks": 1}  # segments before a key or an id, which is written as it needs to be
@@ -52,7 +53,7 @@ def _allowed() -> list[str]:
     found = set(request_ctx.url_adapter.allowed_methods() if request_ctx.url_adapter else ())
     if _below():
         return [*READ]
-    config, segments = current_app.extensions["statehouse"].config, request.path.split("/", 4)
+    config, segments = service().config, request.path.split("/", 4)
     store = config.stores.get(segments[2]) if len(segments) > 3 and segments[1::2][:2] == ["stores", "keys"] else None
     if store and not config.writable(store.name):
         return sorted(found & {"OPTIONS", *READ})

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from flask import Blueprint, Response, current_app
+from flask import Blueprint, Response
 
 from api.engine.media_types import JSON
-from api.http.context import answer
+from api.http.context import answer, service
 from api.http.openapi import answers
 from api.http.openapi.contract import Answer, declared
 
@@ -29,5 +29,5 @@ def show() -> Response:
     A key is in the shard ``murmur2(key) mod shards`` of Kafka's own partitioner. Any instance answers for every key; one that
     has the key does so without asking another. ``shards`` is 0 where an instance has every key.
     """
-    fleet = current_app.extensions["statehouse"].fleet
+    fleet = service().fleet
     return answer(fleet.processors() if fleet else ALONE)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
-from flask import Blueprint, Response, current_app, request
+from flask import Blueprint, Response, request
 
 from api.engine import exact_json, keys
 from api.engine.media_types import JSON
 from api.errors import Problem, refused
 from api.http import audit
-from api.http.context import answer, body_of, the_lake, the_replica
+from api.http.context import answer, body_of, service
 from api.http.history import LIMIT, SLOW, limit_asked
 from api.http.openapi import answers, schemas
 from api.http.openapi.contract import Answer, Body, Parameter, Place, declared
@@ -44,7 +44,7 @@ def quarantine(stream: str) -> Response:
             raise keys.bad_cursor(cursor)
         partition, offset = keys.of_cursor(cursor, 2)
         place = int(partition), int(offset)
-    rows, more = the_lake().quarantine(stream, place, request.args.get("reason"), limit)
+    rows, more = service().lake.quarantine(stream, place, request.args.get("reason"), limit)
     following = keys.cursor([str(rows[-1][name]) for name in ("partition", "offset")]) if more else None
     return answer({"rows": rows, "cursor": following})
 
@@ -80,15 +80,15 @@ def post_requeue(stream: str) -> Response:
     known = _named(stream)
     reason, places = _asked()
     audit.note(stream=stream)
-    with current_app.extensions["statehouse"].looks:
-        done = requeue(the_replica().config, known, reason, places)
+    with service().looks:
+        done = requeue(service().config, known, reason, places)
     tokens = [f"{known.topic}:{partition}:{offset}" for partition, offset in sorted(done.ends.items())]
     audit.note(keys=done.sent, tokens=tokens)
     return answer({"sent": done.sent, "before": done.before, "more": done.more, "tokens": tokens}, 202)
 
 
 def _named(stream: str) -> Stream:
-    known = the_replica().config.streams
+    known = service().config.streams
     if stream not in known:
         detail = f"found {stream[:100]!r}, expected one of {', '.join(known)}"
         raise Problem(404, "unknown-stream", detail, streams=list(known))

@@ -13,7 +13,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
-from flask import Blueprint, Response, current_app, request
+from flask import Blueprint, Response, request
 
 from api.engine import columns, keys, where
 from api.engine.columns import Columns, count, fitting, joined, size
@@ -33,10 +33,8 @@ from api.http.context import (
     fleet_request,
     limit_of,
     listed,
+    service,
     the_deadline,
-    the_fleet,
-    the_lake,
-    the_replica,
     the_snapshot,
     the_store,
 )
@@ -48,7 +46,7 @@ from api.reads.lake import Past
 from api.reads.read_your_writes import After
 from api.replica.snapshot import Snapshot
 from api.replica.sorted_version import Row
-from statehouse.config.models import Api, Store
+from statehouse.config.models import Store
 from statehouse.tables import opened, table
 
 DEFAULT_LIMIT = 1000
@@ -129,7 +127,7 @@ TAG = Parameter("If-None-Match", "the ETag of an answer: 304 if it still holds",
 @declared(answers={200: Answer("the stores", {JSON: answers.stores})})
 def list_stores() -> Response:
     """Every store: definition, columns, number of keys, position and lag."""
-    replica = the_replica()
+    replica = service().replica
     return answer({"stores": [replica.status(name) for name in replica.config.stores]})
 
 
@@ -137,7 +135,7 @@ def list_stores() -> Response:
 @declared(answers={200: Answer("the store", {JSON: answers.status})})
 def show_store(store: str) -> Response:
     """One store: definition, columns, number of keys, position and lag."""
-    replica = the_replica()
+    replica = service().replica
     return answer(replica.status(the_store(replica.config, store).name))
 
 
@@ -165,7 +163,7 @@ def get_key(store: str, key: str) -> Response:
     windows of a windowed store by their start; ``at`` gives the state as of an event time, ``version`` as of a version of the
     state's table.
     """
-    replica = the_replica()
+    replica = service().replica
     defined = the_store(replica.config, store)
     asked = request.args.to_dict()
     fresh = freshness(asked)
@@ -177,7 +175,7 @@ def get_key(store: str, key: str) -> Response:
     seen = Snapshot.truth if "version" in asked else fresh
     written = None
     if "after" in asked:
-        waits = current_app.extensions["statehouse"].waits
+        waits = service().waits
         written = After(replica, defined, asked["after"], seconds, seen, waits, caller_gone())
     while True:
         if written:
@@ -209,7 +207,7 @@ def get_key(store: str, key: str) -> Response:
 
 def _elsewhere(store: str) -> Response | None:
     """Another instance's answer, where this one does not have the key that is asked for."""
-    if the_fleet() is None:
+    if service().fleet is None:
         return None
     known, snapshot = the_snapshot(store)
     return elsewhere(snapshot, paths.of_request(request.environ, known, snapshot.rule))
@@ -217,10 +215,10 @@ def _elsewhere(store: str) -> Response | None:
 
 def _by_table(store: Store, snapshot: Snapshot, parts: list[str]) -> tuple[Row | None, int | None]:
     """The state of a key that no instance has, by the newest version of the state's table."""
-    newest = opened(table(the_replica().config, "state", store.name))
+    newest = opened(table(service().config, "state", store.name))
     if newest is None or "after" in request.args:
         raise routing.nobody([routing.shard_of(snapshot, parts)])
-    return the_lake().version(store, parts, snapshot, newest.version())
+    return service().lake.version(store, parts, snapshot, newest.version())
 
 
 def point(row: Row, position: int | None, offsets: Mapping[str, int] | None) -> tuple[bytes, str]:
@@ -266,11 +264,11 @@ def _past(store: Store, snapshot: Snapshot, parts: list[str], asked: dict[str, s
                 400, "bad-parameter", f"version: found {text[:100]!r}, expected a version of the state's table"
             )
         try:
-            return *the_lake().version(store, parts, snapshot, int(text)), {}
+            return *service().lake.version(store, parts, snapshot, int(text)), {}
         except (duckdb.Error, DeltaError) as error:
             detail = f"found no version {text} of state/{store.name}, expected one up to {snapshot.version}"
             raise Problem(404, "unknown-version", detail) from error
-    return the_lake().at(snapshot, parts, _moment("at", asked["at"]))
+    return service().lake.at(snapshot, parts, _moment("at", asked["at"]))
 
 
 def _windows(found: Row, asked: dict[str, str]) -> Row | None:
@@ -305,9 +303,9 @@ def lookup(store: str) -> Response:
     defined, snapshot = the_snapshot(store)
     snapshot = freshness(request.args.to_dict())(snapshot)
     asked = body_of(request).get("keys")
-    api: Api = current_app.extensions["statehouse"].config.api
-    if not isinstance(asked, list) or len(asked) > api.max_rows:
-        raise Problem(400, "bad-body", f'expected {{"keys": [...]}} with at most {api.max_rows} keys')
+    most = service().config.api.max_rows
+    if not isinstance(asked, list) or len(asked) > most:
+        raise Problem(400, "bad-body", f'expected {{"keys": [...]}} with at most {most} keys')
     kinds = keys.kinds(defined, snapshot.rule)
     parts = [
         keys.typed([_text(part) for part in key], defined, kinds)
@@ -350,7 +348,7 @@ def scan(store: str) -> Response:
     key's last given part; ``from`` (included) and ``to`` (not) are keys, of a composite key some first parts separated by '/'.
     ``where`` compares columns with literals.
     """
-    replica = the_replica()
+    replica = service().replica
     the_store(replica.config, store)
     asked = request.args.to_dict()
     kind = formats.wanted(request)
@@ -383,7 +381,7 @@ def scan(store: str) -> Response:
         rows = {name: column[:limit] for name, column in rows.items()}
         following = keys.cursor(snapshot.last(rows)) if more else None
         besides = {"cursor": following, "position": found.position, **provisional(found.offsets)}
-        with current_app.extensions["statehouse"].turns.turns:  # meanwhile it takes several times its text
+        with service().turns.turns:  # meanwhile it takes several times its text
             response = listed(columns.listed(rows) if rows else b"", besides)
     response.headers[PLACE] = found.place
     return response

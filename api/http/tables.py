@@ -5,14 +5,14 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any
 
-from flask import Blueprint, Response, current_app
+from flask import Blueprint, Response
 
 from api.engine.media_types import JSON
-from api.http.context import answer, the_replica
+from api.http.context import answer, service
 from api.http.history import limit_asked
 from api.http.openapi import answers, schemas
 from api.http.openapi.contract import Answer, declared
-from api.reads.tables import Log, Logs, per_minute
+from api.reads.tables import Log, per_minute
 
 lake_tables = Blueprint("tables", __name__)
 
@@ -64,7 +64,7 @@ STREAM = answers.record(
 )
 def list_tables() -> Response:
     """Every table of the lake: version, rows, bytes, files, and what the last commit did."""
-    logs = the_logs()
+    logs = service().logs
     return answer(
         {"tables": [{**_sizes(name, log := logs.of(name)), "last": next(iter(log.told()), None)} for name in logs]}
     )
@@ -78,7 +78,7 @@ def list_tables() -> Response:
 )
 def show_table(table: str) -> Response:
     """One table, as SQL names it: what each of its commits did, newest first, and how large it was after each."""
-    log = the_logs().of(table)
+    log = service().logs.of(table)
     return answer({**_sizes(table, log), "commits": log.told()[: limit_asked()]})
 
 
@@ -86,7 +86,7 @@ def show_table(table: str) -> Response:
 @declared(answers={200: Answer("the streams", {JSON: answers.record({"streams": answers.listed(STREAM)})})})
 def list_streams() -> Response:
     """Every stream: its topic, events and refused records, how many in each of the last 15 minutes, and how far the API is with it."""
-    replica, logs = the_replica(), the_logs()
+    replica, logs = service().replica, service().logs
     now = dt.datetime.now(dt.timezone.utc).replace(tzinfo=None)
     shown = []
     for name, stream in replica.config.streams.items():
@@ -108,12 +108,6 @@ def list_streams() -> Response:
             }
         )
     return answer({"streams": shown})
-
-
-def the_logs() -> Logs:
-    """The logs of the app that serves this request."""
-    logs: Logs = current_app.extensions["statehouse"].logs
-    return logs
 
 
 def _sizes(name: str, log: Log) -> dict[str, Any]:

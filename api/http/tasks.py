@@ -10,14 +10,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from flask import Blueprint, Response, current_app, request
+from flask import Blueprint, Response, request
 
 from api.engine import exact_json, keys
 from api.engine.media_types import JSON
 from api.engine.types import conforming
 from api.errors import Problem, refused
 from api.http import audit
-from api.http.context import answer, body_of, the_lake, the_rule
+from api.http.context import answer, body_of, service, the_rule
 from api.http.history import SLOW, limit_asked
 from api.http.openapi import answers, schemas
 from api.http.openapi.contract import Answer, Body, Parameter, Place, declared, place
@@ -110,7 +110,7 @@ def list_tasks() -> Response:
     wanted = {p.name: request.args[p.name] for p in FILTERS if p.name in request.args}
     if (status := wanted.get("status")) is not None and status not in STATUSES:
         raise Problem(400, "bad-parameter", f"status: found {status[:100]!r}, expected {', '.join(STATUSES)}")
-    rows, more = the_lake().tasks(wanted, after, limit)
+    rows, more = service().lake.tasks(wanted, after, limit)
     following = None
     if more:
         since = rows[-1]["due"] - dt.datetime(1970, 1, 1)
@@ -175,7 +175,7 @@ def delete_task(id: str) -> Response:
     """Cancel a task by its id, percent-encoded."""
     config = _config()
     streamed = {stream.topic for stream in config.streams.values()}
-    row = the_lake().task(id)
+    row = service().lake.task(id)
     asked = re.fullmatch(rf"({topics.NAME}):([0-9]{{1,9}}):([0-9]{{1,18}})", id)
     partition = None
     if asked and asked[1] in streamed:  # it may not be in the table yet; after it in the same partition it is known
@@ -196,7 +196,7 @@ def delete_task(id: str) -> Response:
 
 def _asked_at(config: Config, topic: str, partition: int, offset: int) -> bool:
     """Whether the record at a place asks for a task."""
-    with current_app.extensions["statehouse"].looks:
+    with service().looks:
         if partition not in kafka.partitions(config.kafka, topic):
             return False
         return (kafka.headers_at(config.kafka, topic, partition, offset) or {}).get(OP_HEADER) == b"task"
@@ -207,7 +207,7 @@ def _unknown(id: str) -> Problem:
 
 
 def _config() -> Config:
-    config: Config = current_app.extensions["statehouse"].config
+    config = service().config
     if config.tasks is None:
         raise Problem(404, "no-tasks", "found no tasks: in the file, expected them, or 'tasks: {}'")
     return config

@@ -11,12 +11,12 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from flask import Blueprint, Response, current_app, g, request
+from flask import Blueprint, Response, g, request
 
 from api.engine.media_types import JSON, NDJSON
 from api.errors import Problem, refused
 from api.http import audit, paths
-from api.http.context import answer, body_of, raw_of, the_rule
+from api.http.context import answer, body_of, raw_of, service, the_rule
 from api.http.openapi import answers, schemas
 from api.http.openapi.contract import Answer, Body, Parameter, Place, declared
 from api.http.openapi.schemas import Schema
@@ -75,7 +75,7 @@ def _is_writable(place: Place) -> bool:
 def _writable(name: str) -> tuple[Store, Rule | None]:
     """A store and its rule; a problem where a set or a purge would have no place in the order of its events."""
     defined, rule = the_rule(name)
-    if not current_app.extensions["statehouse"].config.writable(name):
+    if not service().config.writable(name):
         detail = (
             f"found a {request.method}, expected GET: the events of {name} are in the order that their payloads tell"
         )
@@ -130,7 +130,7 @@ def post_keys(store: str) -> Response:
     if request.content_length is None:
         # Of lines that come in chunks the last ones may be missing: a lost connection looks like their end.
         raise Problem(411, "length-required", "found no Content-Length, expected it: lines are not taken in chunks")
-    limit = current_app.extensions["statehouse"].config.api.max_key
+    limit = service().config.api.max_key
     records = bulk.records(raw_of(request, NDJSON), defined, rule, limit)
     audit.note(keys=len(records))
 
@@ -151,7 +151,7 @@ def _one(store: Store, record: Record) -> Response:
 
 
 def _sent(store: Store, records: Sequence[Record], said: Callable[[list[Token]], dict[str, Any]]) -> dict[str, Any]:
-    api = current_app.extensions["statehouse"]
+    api = service()
 
     def answered(tokens: list[Token]) -> dict[str, Any]:
         return {**said(tokens), "position": api.replica.snapshot(store.name).position}
@@ -168,7 +168,7 @@ def written(
 ) -> dict[str, Any]:
     """Send events, once for an Idempotency-Key; what is answered. ``asked`` tells the request from others, by default the events
     do."""
-    api = current_app.extensions["statehouse"]
+    api = service()
 
     def send(sent: Sequence[Record]) -> dict[str, Any]:
         return said(api.producer.send(topic, sent, partition))

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
-from flask import current_app, request
+from flask import request
 
 from api.errors import Problem
+from api.http.context import service
 from api.http.openapi.schemas import Schema
 from statehouse.config.models import Config, Store
 from statehouse.fold import Rule
@@ -130,7 +131,7 @@ def check(operation: Operation, named: Mapping[str, str]) -> None:
         raise Problem(
             400, "bad-parameter", "found parameters that are not UTF-8, expected it, percent-encoded"
         ) from None
-    config = current_app.extensions["statehouse"].config
+    config = service().config
     if "store" in named and named["store"] not in config.stores:
         return  # the view says so
     known = operation.names(place(named.get("store")))
@@ -143,7 +144,7 @@ def check(operation: Operation, named: Mapping[str, str]) -> None:
 
 def place(store: str | None = None, stream: str | None = None) -> Place:
     """The place of a store that there is, as it is known now; or of a stream."""
-    api = current_app.extensions["statehouse"]
+    api = service()
     if store is None:
         return Place(api.config, stream=stream)
     snapshot = api.replica.snapshot(store)

@@ -15,7 +15,7 @@ from werkzeug.routing import Rule as Route
 
 from api.engine.media_types import JSON
 from api.http.access import OPEN
-from api.http.context import answer
+from api.http.context import answer, service
 from api.http.openapi import answers, schemas
 from api.http.openapi.contract import Answer, Operation, Parameter, Place, declared, of, place
 
@@ -86,7 +86,7 @@ def _version() -> str:
 
 
 def _places(route: Route) -> Iterator[Place]:
-    config = current_app.extensions["statehouse"].config
+    config = service().config
     if "store" in route.arguments:
         yield from (place(store=name) for name in config.stores)
     elif "stream" in route.arguments:
