@@ -16,7 +16,7 @@ from api.console.screens import ask, asked, screen
 from api.console.store import key_names
 from api.console.votes import Reports, result, votes
 from api.engine.types import canonical
-from api.errors import Problem
+from api.errors import Problem, bad_parameter
 from api.http import paths
 from api.http.context import service
 from statehouse.reducers import REDUCERS, parse_reduce
@@ -116,7 +116,7 @@ def _moment(text: str) -> str:
     try:
         return canonical(text, "TIMESTAMP")
     except ValueError as error:
-        raise Problem(400, "bad-parameter", f"at: found {text[:100]!r}, {error}") from None
+        raise bad_parameter("at", text, error) from None
 
 
 def _told(events: list[dict[str, Any]], additive: bool, values: list[Any] | None) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from api.engine.duck import literal
 from api.errors import Problem
 from api.http.context import service
 from statehouse.tables import position, table
+from statehouse.values import NUMBERS
 
 PAGE = 50
 FEW = 50_000  # keys whose values are counted while one waits
@@ -88,8 +89,7 @@ def _behind(store: Mapping[str, Any]) -> int:
 
 
 def _numeric(store: Mapping[str, Any]) -> bool:
-    kind = store["columns"].get("value", "")
-    return bool(kind.startswith(("DECIMAL", "DOUBLE", "FLOAT", "BIGINT", "INT", "SMALLINT", "TINYINT")))
+    return bool(store["columns"].get("value", "").startswith(NUMBERS))
 
 
 def _spread(store: Mapping[str, Any]) -> Any:

@@ -21,7 +21,8 @@ from sqlglot.errors import SqlglotError
 
 from api.engine.deadline import Deadline
 from api.engine.duck import quoted
-from api.engine.types import canonical
+from api.engine.types import canonical, moment
+from statehouse.values import NUMBERS
 
 LONGEST = 2000  # characters
 # What a parenthesis may come after. Of calls within calls, such as STRUCT(STRUCT(…, the parser's time doubles with each.
@@ -54,7 +55,6 @@ COMPARE: dict[type[exp.Expr], tuple[str, str]] = {  # as it is, and with its sid
 }
 SUCH_AS = "comparisons with literals, such as value > 10 AND key LIKE 'a%' (also OR, NOT, IN, BETWEEN, IS NULL)"
 ANY = {"%": ".*", "_": "."}  # of a LIKE, as a regular expression
-NUMBERS = ("TINYINT", "SMALLINT", "INT", "BIGINT", "DECIMAL", "FLOAT", "DOUBLE")
 PLAIN = (*NUMBERS, "BOOLEAN", "STRING", "DATE", "TIMESTAMP")
 
 
@@ -179,12 +179,8 @@ def _number(text: str, negative: bool) -> Any:
     return -number if negative else number
 
 
-def _moment(text: str) -> dt.datetime:
-    return dt.datetime.fromisoformat(canonical(text, "TIMESTAMP").removesuffix("Z"))
-
-
 TEXTS: dict[str, Callable[[str], Any]] = {
     "STRING": str,
     "DATE": lambda text: dt.date.fromisoformat(canonical(text, "DATE")),
-    "TIMESTAMP": _moment,
+    "TIMESTAMP": moment,
 }

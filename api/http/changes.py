@@ -10,7 +10,7 @@ from flask import Blueprint, Response, request
 
 from api.engine.media_types import EVENTS
 from api.engine.shards import Shards
-from api.errors import Problem, refused
+from api.errors import Problem, bad_parameter, refused
 from api.fleet import routing
 from api.fleet.changes import Gathered
 from api.http.context import fleet_request, service, the_snapshot
@@ -95,7 +95,7 @@ def _seconds(text: str | None) -> float:
     except ValueError:
         seconds = -1
     if not 0 <= seconds <= DAY:
-        raise Problem(400, "bad-parameter", f"timeout: found {text[:100]!r}, expected seconds, 0 to {DAY}")
+        raise bad_parameter("timeout", text, f"seconds, 0 to {DAY}")
     return seconds
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,10 +13,11 @@ from werkzeug.exceptions import RequestEntityTooLarge
 
 from api.engine.deadline import Deadline, Turns
 from api.engine.exact_json import decoded, dumps
+from api.engine.keys import bad_cursor
 from api.engine.media_types import JSON
 from api.engine.places import Places
 from api.engine.shards import listed as numbers
-from api.errors import Problem, refused
+from api.errors import Problem, bad_parameter, refused, unknown
 from api.fleet import routing
 from api.fleet.client import SHARDS, WITH, FleetRequest
 from api.fleet.membership import Fleet
@@ -93,10 +95,7 @@ def body_of(request: Request) -> dict[str, Any]:
 def the_store(config: Config, name: str) -> Store:
     """The store of that name, or a problem that lists those there are."""
     if name not in config.stores:
-        known = list(config.stores)
-        expected = f"one of {', '.join(known)}" if known else "none: the configuration has no stores"
-        detail = f"found {name[:100]!r}, expected {expected}"
-        raise Problem(404, "unknown-store", detail, stores=known)
+        raise unknown("store", name, config.stores)
     return config.stores[name]
 
 
@@ -118,14 +117,35 @@ def the_rule(name: str) -> tuple[Store, Rule | None]:
     return (rule.store if rule else defined), rule
 
 
-def limit_of(asked: dict[str, str], default: int, most: int) -> int:
+def limit_of(asked: Mapping[str, str], default: int, most: int) -> int:
     """The parameter ``limit``, 1 to ``most``, or a problem."""
     text = asked.get("limit")
     if text is None:
         return default
     digits = max(8, len(str(most)))
     if not (text.isascii() and text.isdecimal() and len(text) <= digits and 1 <= int(text) <= most):
-        raise Problem(400, "bad-parameter", f"limit: found {text[:100]!r}, expected 1 to {most}")
+        raise bad_parameter("limit", text, f"1 to {most}")
+    return int(text)
+
+
+def limit_asked(default: int) -> int:
+    """How many rows the request at hand asks for, up to ``api: max_rows``."""
+    most = service().config.api.max_rows
+    return limit_of(request.args, min(default, most), most)
+
+
+def cursor_asked(pattern: str) -> str | None:
+    """The cursor that the request at hand has; a problem where it is not of that pattern."""
+    cursor = request.args.get("cursor")
+    if cursor is not None and not re.fullmatch(pattern, cursor):
+        raise bad_cursor(cursor)
+    return cursor
+
+
+def version_of(name: str, text: str) -> int:
+    """A version of a state's table, as a parameter names it; a problem where it is none."""
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise bad_parameter(name, text, "a version of the state's table")
     return int(text)
 
 

@@ -8,10 +8,10 @@ from flask import Blueprint, Response, request
 
 from api.engine import exact_json, keys
 from api.engine.media_types import JSON
-from api.errors import Problem, refused
+from api.errors import refused, unknown
 from api.http import audit
-from api.http.context import answer, body_of, service
-from api.http.history import LIMIT, SLOW, limit_asked
+from api.http.context import answer, body_of, cursor_asked, limit_asked, service
+from api.http.history import DEFAULT_LIMIT, LIMIT, SLOW
 from api.http.openapi import answers, schemas
 from api.http.openapi.contract import Answer, Body, Parameter, Place, declared
 from api.http.openapi.schemas import Schema
@@ -38,10 +38,8 @@ def quarantine(stream: str) -> Response:
     """What was refused of a stream and why, newest first by partition and offset; ``requeued`` where it was sent again: as which
     event it came back."""
     _named(stream)
-    limit, cursor, place = limit_asked(), request.args.get("cursor"), None
+    limit, cursor, place = limit_asked(DEFAULT_LIMIT), cursor_asked(CURSOR), None
     if cursor is not None:
-        if not re.fullmatch(CURSOR, cursor):
-            raise keys.bad_cursor(cursor)
         partition, offset = keys.of_cursor(cursor, 2)
         place = int(partition), int(offset)
     rows, more = service().lake.quarantine(stream, place, request.args.get("reason"), limit)
@@ -90,8 +88,7 @@ def post_requeue(stream: str) -> Response:
 def _named(stream: str) -> Stream:
     known = service().config.streams
     if stream not in known:
-        detail = f"found {stream[:100]!r}, expected one of {', '.join(known)}"
-        raise Problem(404, "unknown-stream", detail, streams=list(known))
+        raise unknown("stream", stream, known)
     return known[stream]
 
 

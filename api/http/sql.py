@@ -15,7 +15,7 @@ from api.engine.media_types import ARROW, CSV, JSON, NDJSON
 from api.engine.types import whole
 from api.errors import Problem, refused
 from api.http import formats
-from api.http.context import answer, body_of, limit_of, listed, service, the_deadline
+from api.http.context import answer, body_of, limit_asked, listed, service, the_deadline
 from api.http.openapi import answers, schemas
 from api.http.openapi.contract import Answer, Body, Parameter, Place, declared, of
 from api.http.openapi.schemas import Schema
@@ -72,10 +72,8 @@ def get_sql() -> Response:
 
     Without ``q`` the tables that there are, a row for each column. As JSON at most ``limit`` rows; as NDJSON, CSV or Arrow all of them, or a problem (413) where they are larger than ``api: max_answer``.
     """
-    config = service().config
-    most = config.api.max_rows
-    limit = limit_of(request.args.to_dict(), min(DEFAULT_LIMIT, most), most)
-    return _answered(request.args["q"], limit) if "q" in request.args else _columns(config)
+    limit = limit_asked(DEFAULT_LIMIT)
+    return _answered(request.args["q"], limit) if "q" in request.args else _columns(service().config)
 
 
 @sql.post("/sql")

@@ -19,8 +19,8 @@ from api.engine import columns, keys, where
 from api.engine.columns import Columns, count, fitting, joined, size
 from api.engine.exact_json import dumps
 from api.engine.media_types import ARROW, CSV, JSON, NDJSON
-from api.engine.types import canonical, whole
-from api.errors import Problem, refused
+from api.engine.types import moment, whole
+from api.errors import Problem, bad_parameter, refused
 from api.fleet import routing
 from api.fleet.client import PLACE, said
 from api.fleet.scan import Scan
@@ -31,12 +31,14 @@ from api.http.context import (
     caller_gone,
     elsewhere,
     fleet_request,
+    limit_asked,
     limit_of,
     listed,
     service,
     the_deadline,
     the_snapshot,
     the_store,
+    version_of,
 )
 from api.http.openapi import answers, schemas
 from api.http.openapi.contract import Answer, Body, Parameter, Place, declared
@@ -233,7 +235,7 @@ def freshness(asked: Mapping[str, str]) -> Callable[[Snapshot], Snapshot]:
     """What makes of a store's state that of the freshness that is asked for."""
     found = asked.get("freshness", LIVE)
     if found not in FRESHNESS:
-        raise Problem(400, "bad-parameter", f"freshness: found {found[:100]!r}, expected {' or '.join(FRESHNESS)}")
+        raise bad_parameter("freshness", found, " or ".join(FRESHNESS))
     return Snapshot.truth if found == CHANGELOG else lambda snapshot: snapshot
 
 
@@ -248,7 +250,7 @@ def _seconds(text: str | None, most: float) -> float:
     # By hand: float() also takes spaces, underscores and the digits of other scripts.
     found = float(text) if re.fullmatch(r"\d+(\.\d+)?([eE][-+]?\d+)?", text, re.ASCII) else -1.0
     if not 0 <= found <= most:
-        raise Problem(400, "bad-parameter", f"timeout: found {text[:100]!r}, expected seconds, 0 to {most:g}")
+        raise bad_parameter("timeout", text, f"seconds, 0 to {most:g}")
     return found
 
 
@@ -259,12 +261,8 @@ def _past(store: Store, snapshot: Snapshot, parts: list[str], asked: dict[str, s
         if "at" in asked:
             raise Problem(400, "bad-parameter", "found at and version, expected one of them")
         text = asked["version"]
-        if not (text.isascii() and text.isdecimal() and len(text) < 10):
-            raise Problem(
-                400, "bad-parameter", f"version: found {text[:100]!r}, expected a version of the state's table"
-            )
         try:
-            return *service().lake.version(store, parts, snapshot, int(text)), {}
+            return *service().lake.version(store, parts, snapshot, version_of("version", text)), {}
         except (duckdb.Error, DeltaError) as error:
             detail = f"found no version {text} of state/{store.name}, expected one up to {snapshot.version}"
             raise Problem(404, "unknown-version", detail) from error
@@ -286,9 +284,9 @@ def _windows(found: Row, asked: dict[str, str]) -> Row | None:
 
 def _moment(name: str, text: str) -> dt.datetime:
     try:
-        return dt.datetime.fromisoformat(canonical(text, "TIMESTAMP").removesuffix("Z"))
+        return moment(text)
     except ValueError as error:
-        raise Problem(400, "bad-parameter", f"{name}: found {text[:100]!r}, {error}") from None
+        raise bad_parameter(name, text, error) from None
 
 
 @reads.post("/stores/<store>/lookup")
@@ -352,8 +350,7 @@ def scan(store: str) -> Response:
     the_store(replica.config, store)
     asked = request.args.to_dict()
     kind = formats.wanted(request)
-    most = replica.config.api.max_rows
-    limit = limit_of(asked, sys.maxsize, MOST_STREAMED) if kind else limit_of(asked, min(DEFAULT_LIMIT, most), most)
+    limit = limit_of(asked, sys.maxsize, MOST_STREAMED) if kind else limit_asked(DEFAULT_LIMIT)
     snapshot = freshness(asked)(the_snapshot(store)[1])
     if snapshot.rule is None:
         return (

@@ -8,8 +8,8 @@ from typing import Any
 from flask import Blueprint, Response
 
 from api.engine.media_types import JSON
-from api.http.context import answer, service
-from api.http.history import limit_asked
+from api.http.context import answer, limit_asked, service
+from api.http.history import DEFAULT_LIMIT
 from api.http.openapi import answers, schemas
 from api.http.openapi.contract import Answer, declared
 from api.reads.tables import Log, per_minute
@@ -79,7 +79,7 @@ def list_tables() -> Response:
 def show_table(table: str) -> Response:
     """One table, as SQL names it: what each of its commits did, newest first, and how large it was after each."""
     log = service().logs.of(table)
-    return answer({**_sizes(table, log), "commits": log.told()[: limit_asked()]})
+    return answer({**_sizes(table, log), "commits": log.told()[: limit_asked(DEFAULT_LIMIT)]})
 
 
 @lake_tables.get("/streams")

@@ -14,11 +14,10 @@ from flask import Blueprint, Response, request
 
 from api.engine import exact_json, keys
 from api.engine.media_types import JSON
-from api.engine.types import conforming
-from api.errors import Problem, refused
+from api.errors import Problem, bad_parameter, refused
 from api.http import audit
-from api.http.context import answer, body_of, service, the_rule
-from api.http.history import SLOW, limit_asked
+from api.http.context import answer, body_of, cursor_asked, limit_asked, service, the_rule
+from api.http.history import DEFAULT_LIMIT, SLOW
 from api.http.openapi import answers, schemas
 from api.http.openapi.contract import Answer, Body, Parameter, Place, declared, place
 from api.http.openapi.schemas import Schema
@@ -93,7 +92,10 @@ NO_TASKS = "the file has no `tasks`"
 
 @tasks.get("/tasks")
 @declared(
-    *(answers.limit(100), Parameter("cursor", "where the page before ended: its `cursor`", schemas.matching(CURSOR))),
+    *(
+        answers.limit(DEFAULT_LIMIT),
+        Parameter("cursor", "where the page before ended: its `cursor`", schemas.matching(CURSOR)),
+    ),
     *FILTERS,
     answers={200: Answer("a page of them", {JSON: _rows})},
     problems={404: NO_TASKS, 503: SLOW},
@@ -101,15 +103,13 @@ NO_TASKS = "the file has no `tasks`"
 def list_tasks() -> Response:
     """The tasks, the first due first; those that were asked for a moment ago may not be there yet."""
     _config()
-    limit, cursor, after = limit_asked(), request.args.get("cursor"), None
+    limit, cursor, after = limit_asked(DEFAULT_LIMIT), cursor_asked(CURSOR), None
     if cursor is not None:
-        if not re.fullmatch(CURSOR, cursor):
-            raise keys.bad_cursor(cursor)
         due, name = keys.of_cursor(cursor, 2)
         after = int(due), name
     wanted = {p.name: request.args[p.name] for p in FILTERS if p.name in request.args}
     if (status := wanted.get("status")) is not None and status not in STATUSES:
-        raise Problem(400, "bad-parameter", f"status: found {status[:100]!r}, expected {', '.join(STATUSES)}")
+        raise bad_parameter("status", status, ", ".join(STATUSES))
     rows, more = service().lake.tasks(wanted, after, limit)
     following = None
     if more:
@@ -153,7 +153,7 @@ def post_task() -> Response:
         value = body["while"].get("value")
         if value is None:
             raise refused("bad-body", "no value" if "value" not in body["while"] else "null", "a value", at="while")
-        said["value"] = _conforming(value, rule.value_type, "while.value") if rule else value
+        said["value"] = events.checked(value, rule.value_type, "while.value") if rule else value
         stream, key = config.streams[store.stream], keys.kafka_key(parts, store)
         headers += ((STORE_HEADER, store.name),)
     audit.note(key=key)
@@ -217,7 +217,7 @@ def _due(body: Mapping[str, Any]) -> str:
     if ("due" in body) == ("after" in body):
         raise refused("bad-body", "both" if "due" in body else "neither", "one of due and after")
     if "due" in body:
-        return str(_conforming(body["due"], "TIMESTAMP", "due"))
+        return str(events.checked(body["due"], "TIMESTAMP", "due"))
     if not isinstance(body["after"], str) or not re.fullmatch(DURATION, body["after"]):
         raise refused("bad-body", exact_json.dumps(body["after"])[:100], "a duration such as '5 minutes'", at="after")
     due = dt.datetime.now(dt.timezone.utc) + dt.timedelta(milliseconds=milliseconds(body["after"]))
@@ -254,11 +254,3 @@ def _key(given: Any, at: str) -> tuple[Store, Rule | None, list[str]]:
         raise refused("bad-body", found, f"one of {', '.join(known) or 'none'}", at=f"{at}.store")
     store, rule = the_rule(given["store"])
     return store, rule, bulk.parts(given["key"], store, rule)
-
-
-def _conforming(value: Any, kind: str, at: str) -> Any:
-    try:
-        return conforming(value, kind)
-    except ValueError as error:
-        expected = str(error).removeprefix("expected ")
-        raise refused("bad-value", exact_json.dumps(value)[:100], expected, at=at) from None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from api.engine.deadline import LOOK
 from api.engine.places import Places
-from api.errors import Problem
+from api.errors import Problem, bad_parameter
 from api.replica.replica import Replica
 from api.replica.snapshot import Snapshot
 from statehouse.config.models import Store
@@ -37,8 +37,7 @@ class After:
             or len(place) != 2
             or not all(p.isascii() and p.isdecimal() and len(p) < 19 for p in place)
         ):
-            detail = f"after: found {token[:100]!r}, expected a write's token, {expected}:PARTITION:OFFSET"
-            raise Problem(400, "bad-parameter", detail)
+            raise bad_parameter("after", token, f"a write's token, {expected}:PARTITION:OFFSET")
         self._replica, self._store, self._token, self._fresh = replica, store.name, token, fresh
         self._place = int(place[0]), int(place[1])
         self._places, self._gone = places, gone

@@ -10,7 +10,7 @@ from api.engine.columns import Columns, Key, count
 from api.engine.deadline import Deadline
 from api.engine.types import canonical
 from api.engine.where import Where
-from api.errors import Problem
+from api.errors import Problem, bad_parameter
 from api.replica.snapshot import Inside, Snapshot
 
 PAGE = 5000  # rows that are made while those who change the state wait
@@ -93,12 +93,12 @@ def _key(snapshot: Snapshot, name: str, text: str) -> Key:
     try:
         return snapshot.key([canonical(part, kind) for part, kind in zip(parts, kinds, strict=False)])
     except ValueError as error:
-        raise Problem(400, "bad-parameter", f"{name}: found {text[:100]!r}, {error}") from None
+        raise bad_parameter(name, text, error) from None
 
 
 def _prefix(snapshot: Snapshot, text: str) -> Key:
     assert snapshot.rule is not None
     parts, kinds = _parts(snapshot, text), snapshot.rule.key_types
     if len(parts) > len(kinds) or kinds[len(parts) - 1].upper() != "STRING":
-        raise Problem(400, "bad-parameter", f"prefix: found {text[:100]!r}, expected one of a part that is text")
+        raise bad_parameter("prefix", text, "one of a part that is text")
     return (*_key(snapshot, "prefix", "/".join(parts[:-1])), parts[-1]) if len(parts) > 1 else (parts[-1],)

@@ -128,9 +128,8 @@ def check(operation: Operation, named: Mapping[str, str]) -> None:
     try:
         unquote_to_bytes(request.query_string).decode()
     except UnicodeDecodeError:
-        raise Problem(
-            400, "bad-parameter", "found parameters that are not UTF-8, expected it, percent-encoded"
-        ) from None
+        detail = "found parameters that are not UTF-8, expected it, percent-encoded"
+        raise Problem(400, "bad-parameter", detail) from None
     config = service().config
     if "store" in named and named["store"] not in config.stores:
         return  # the view says so
