@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote
 
@@ -83,6 +84,15 @@ def parts(
             rows += f" UNION ALL BY NAME SELECT * FROM {found}"
         db.execute(f"CREATE OR REPLACE TEMP VIEW {view} AS SELECT {made} FROM ({rows})")
         yield view
+
+
+@contextmanager
+def pinned(db: duckdb.DuckDBPyConnection, path: str, version: int, name: str) -> Iterator[str]:
+    """The same as long as it is entered."""
+    try:
+        yield pin(db, path, version, name)
+    finally:
+        unpin(db, name)
 
 
 def unpin(db: duckdb.DuckDBPyConnection, name: str) -> None:

@@ -17,11 +17,10 @@ from api.engine.columns import Columns, Key, count, joined
 from api.engine.deadline import Deadline
 from api.engine.media_types import ARROW
 from api.engine.shards import Shards
-from api.engine.where import Where
 from api.fleet.client import FAILURES, OFFSETS, PLACE, FleetRequest, streamed
 from api.fleet.routing import ahead, assigned, least, only
 from api.reads.scans import pages
-from api.replica.snapshot import Inside, Snapshot
+from api.replica.snapshot import Selection, Snapshot
 
 MOST = 10**9  # rows of a scan
 
@@ -36,22 +35,20 @@ class Scan:
         self,
         request: FleetRequest,
         snapshot: Snapshot,
-        bounds: tuple[Key, Inside | None],
+        of: Selection,
         after: Sequence[str] | None,
-        where: Where | None,
         limit: int,
-        at_once: bool,
         deadline: Deadline,
     ) -> None:
         self._snapshot, self._limit = snapshot, limit
         self.place, self.position = snapshot.place, snapshot.position  # before the rows: they may be newer, never older
         self._others_offsets: dict[str, int] = {}
-        self._sources = [pages(snapshot, bounds, after, limit, where, at_once, deadline)]
+        self._sources = [pages(snapshot, of, after, limit, deadline)]
         fleet, wanted = request.fleet, only(request, snapshot)
         if fleet is None or snapshot.shards is None:
             return
         if wanted is not None:
-            self._sources = [self._mine(pages(snapshot, bounds, after, MOST, where, at_once, deadline), wanted)]
+            self._sources = [self._mine(pages(snapshot, of, after, MOST, deadline), wanted)]
             return
         # By now, not by what the caller is: the answer may be long under way.
         self._fleet = fleet

@@ -359,7 +359,7 @@ def scan(store: str) -> Response:
             else answer({"rows": [], "cursor": None, "position": None})
         )
     text = asked.get("cursor", "")
-    bounds, condition = scans.bounds(snapshot, asked), scans.condition(snapshot, asked, replica.cursor)
+    selection = scans.selection(snapshot, asked, replica.cursor, at_once=bool(kind))
     try:
         after = keys.of_cursor(text, len(snapshot.rule.keys)) if text else None
         if after is not None:
@@ -368,7 +368,7 @@ def scan(store: str) -> Response:
         raise keys.bad_cursor(text) from None
     # In pages one more tells whether there is a next one.
     wanted_rows = limit if kind else limit + 1
-    found = Scan(fleet_request(), snapshot, bounds, after, condition, wanted_rows, bool(kind), the_deadline())
+    found = Scan(fleet_request(), snapshot, selection, after, wanted_rows, the_deadline())
     if kind:
         response = formats.streamed(found.pages(), kind, snapshot.schema())
         response.headers.update(said(found.position, found.offsets))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -27,7 +27,7 @@ from api.engine.change_feed import batches
 from api.engine.changelog import CHANGELOG, attached, filled, may_have
 from api.engine.columns import Key, fitting, keys_of
 from api.engine.deadline import AGAIN, LOOK, Deadline
-from api.engine.delta import pin, unpin
+from api.engine.delta import pinned, unpin
 from api.engine.duck import ROWS, casts, literal, quoted
 from api.engine.fold import GUARD, Fold, spoken
 from api.engine.places import Places
@@ -188,22 +188,21 @@ class Lake:
             bound += f" AND ? IN (reason, {KIND})"
 
         def read(db: duckdb.DuckDBPyConnection) -> pa.Table:
-            refused, requeued = pin(db, path, delta.version(), "_quarantine"), "(SELECT NULL)"
-            if (sent := opened(again)) is not None:
-                rows = pin(db, again, sent.version(), "_requeued")
-                requeued = (
-                    f'(SELECT min(sent_as) FROM {rows} r WHERE r.partition = q.partition AND r."offset" = q."offset")'
+            with ExitStack() as pins:
+                refused, requeued = (
+                    pins.enter_context(pinned(db, path, delta.version(), "_quarantine")),
+                    "(SELECT NULL)",
                 )
-            found = db.execute(
-                f"""SELECT topic, partition, "offset", CAST(timestamp AS TIMESTAMP) AS timestamp, key, payload, payload_bytes,
+                if (sent := opened(again)) is not None:
+                    rows = pins.enter_context(pinned(db, again, sent.version(), "_requeued"))
+                    requeued = (
+                        f'(SELECT min(sent_as) FROM {rows} WHERE partition = q.partition AND "offset" = q."offset")'
+                    )
+                query = f"""SELECT topic, partition, "offset", CAST(timestamp AS TIMESTAMP) AS timestamp, key, payload, payload_bytes,
                     reason, CAST(log_time AS TIMESTAMP) AS log_time, CAST({requeued} AS VARCHAR) AS requeued
                 FROM (FROM {refused} WHERE {bound} ORDER BY partition DESC, "offset" DESC LIMIT {int(limit) + 1}) q
-                ORDER BY partition DESC, "offset" DESC""",
-                given,
-            ).to_arrow_table(ROWS)
-            unpin(db, "_quarantine")
-            unpin(db, "_requeued")
-            return found
+                ORDER BY partition DESC, "offset" DESC"""
+                return db.execute(query, given).to_arrow_table(ROWS)
 
         return self._page(self._tables.ask(read), limit)
 
@@ -231,11 +230,9 @@ class Lake:
         ]
 
         def read(db: duckdb.DuckDBPyConnection) -> pa.Table:
-            known = pin(db, path, delta.version(), "_tasks")
-            query = f"SELECT {', '.join(shown)} FROM {known} WHERE {where} ORDER BY due, id LIMIT {int(limit) + 1}"
-            found = db.execute(query, values).to_arrow_table(ROWS)
-            unpin(db, "_tasks")
-            return found
+            with pinned(db, path, delta.version(), "_tasks") as known:
+                query = f"SELECT {', '.join(shown)} FROM {known} WHERE {where} ORDER BY due, id LIMIT {int(limit) + 1}"
+                return db.execute(query, values).to_arrow_table(ROWS)
 
         return self._page(self._tables.ask(read), limit)
 
@@ -258,12 +255,8 @@ class Lake:
             SELECT *, {counts} FROM differing ORDER BY key LIMIT {int(limit) + 1}"""
 
         def read(db: duckdb.DuckDBPyConnection) -> pa.Table:
-            try:
-                pinned = {"old": pin(db, path, old, "_old"), "new": pin(db, path, new, "_new")}
-                return db.execute(query.format(**pinned)).to_arrow_table(ROWS)
-            finally:
-                unpin(db, "_old")
-                unpin(db, "_new")
+            with pinned(db, path, old, "_old") as before, pinned(db, path, new, "_new") as after:
+                return db.execute(query.format(old=before, new=after)).to_arrow_table(ROWS)
 
         found = self._tables.ask(read)
         totals = {change: found[change][0].as_py() if found.num_rows else 0 for change in CHANGES}

@@ -11,14 +11,21 @@ from api.engine.deadline import Deadline
 from api.engine.types import canonical
 from api.engine.where import Where
 from api.errors import Problem, bad_parameter
-from api.replica.snapshot import Inside, Snapshot
+from api.replica.snapshot import Inside, Selection, Snapshot
 
 PAGE = 5000  # rows that are made while those who change the state wait
 
 
-def bounds(snapshot: Snapshot, asked: dict[str, str]) -> tuple[Key, Inside | None]:
-    """Where the scan begins, and a test that holds as long as it goes on (None: to the end): of ``prefix``, ``from`` and
-    ``to``."""
+def selection(
+    snapshot: Snapshot, asked: dict[str, str], cursor: Callable[[], duckdb.DuckDBPyConnection], at_once: bool
+) -> Selection:
+    """What the parameters ``prefix``, ``from``, ``to`` and ``where`` say, or a problem. What is pending is folded ``at_once``, where many
+    pages are wanted, as a stream: a few keys of each would take much longer."""
+    return Selection(*_bounds(snapshot, asked), _condition(snapshot, asked, cursor), at_once)
+
+
+def _bounds(snapshot: Snapshot, asked: dict[str, str]) -> tuple[Key, Inside | None]:
+    """Where the scan begins, and a test that holds as long as it goes on (None: to the end)."""
     least = _key(snapshot, "from", asked["from"]) if "from" in asked else ()
     most = _key(snapshot, "to", asked["to"]) if "to" in asked else None
     prefix: Key = ()
@@ -36,29 +43,22 @@ def bounds(snapshot: Snapshot, asked: dict[str, str]) -> tuple[Key, Inside | Non
 
 
 def pages(
-    snapshot: Snapshot,
-    bounds: tuple[Key, Inside | None],
-    after: Sequence[str] | None,
-    limit: int,
-    where: Where | None,
-    at_once: bool,
-    deadline: Deadline,
+    snapshot: Snapshot, of: Selection, after: Sequence[str] | None, limit: int, deadline: Deadline
 ) -> Iterator[Columns]:
-    """All of a scan, page by page. A key that changes meanwhile is given once, as it was or as it is. What is pending is folded
-    ``at_once``, where many pages are wanted, as a stream: a few keys of each would take much longer. Each page of a stream has the
+    """All of a scan, page by page. A key that changes meanwhile is given once, as it was or as it is. Each page of a stream has the
     time of the deadline, all others together have it once; a problem where one is not made by then."""
-    if at_once:
-        snapshot.settle(*bounds)
+    if of.at_once:
+        snapshot.settle(of.least, of.inside)
     more = True
 
     def page() -> Columns | None:
         nonlocal after, limit, more
         rows: Columns = {}
         while more and limit > 0 and not count(rows):
-            if at_once:
+            if of.at_once:
                 deadline.renew()
             with deadline.turn():
-                rows, more = snapshot.page(after, min(PAGE, limit), bounds, where, at_once, deadline)
+                rows, more = snapshot.page(after, min(PAGE, limit), of, deadline)
         if not count(rows):
             return None
         after = snapshot.last(rows)
@@ -68,7 +68,7 @@ def pages(
     yield from iter(page, None)  # a loop would keep the rows of each page until the next is wanted
 
 
-def condition(
+def _condition(
     snapshot: Snapshot, asked: dict[str, str], cursor: Callable[[], duckdb.DuckDBPyConnection]
 ) -> Where | None:
     """What ``where`` says, or a problem."""

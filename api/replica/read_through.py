@@ -21,8 +21,7 @@ from api.engine.deadline import Deadline
 from api.engine.duck import ROWS, casts, quoted
 from api.engine.exact_json import dumps
 from api.engine.pool import Pool
-from api.engine.where import Where
-from api.replica.snapshot import BYTES, Inside, Snapshot
+from api.replica.snapshot import ALL, BYTES, Selection, Snapshot
 from api.replica.sorted_version import Row
 from api.replica.storage import epoch_of, within
 from statehouse.config.models import Config, Store
@@ -65,35 +64,27 @@ class ReadThrough(Snapshot):
         return [rows[key][0] if key in rows else None for key in wanted]
 
     def page(
-        self,
-        after: Sequence[str] | None,
-        limit: int,
-        bounds: tuple[Key, Inside | None] = ((), None),
-        where: Where | None = None,
-        settled: bool = False,
-        deadline: Deadline | None = None,
+        self, after: Sequence[str] | None, limit: int, of: Selection = ALL, deadline: Deadline | None = None
     ) -> tuple[Columns, bool]:
         """As :meth:`Snapshot.page`."""
         if self.rule is None:
             return {}, False
-        least, inside = bounds
         conditions: list[str] = []
         bound: list[Any] = []
-        for key, operator in ((least, ">="), (self.key(after) if after is not None else (), ">")):
+        for key, operator in ((of.least, ">="), (self.key(after) if after is not None else (), ">")):
             if key:
-                conditions.append(
-                    f"({', '.join(map(quoted, list(self.rule.keys)[: len(key)]))}) {operator} ({', '.join('?' * len(key))})"
-                )
+                names = ", ".join(map(quoted, list(self.rule.keys)[: len(key)]))
+                conditions.append(f"({names}) {operator} ({', '.join('?' * len(key))})")
                 bound += key
-        if where:
-            conditions.append(where.sql)
-            bound += where.bound
+        if of.where:
+            conditions.append(of.where.sql)
+            bound += of.where.bound
         selected = self._select(conditions, bound, limit, deadline)
         fit = fitting(selected, limit, BYTES, some=True)
         more = count(selected) == limit or fit < count(selected)
         rows = self.public({name: column[:fit] for name, column in selected.items()})
-        if inside is not None:
-            ends = sum(1 for _ in itertools.takewhile(inside, keys_of(rows[name] for name in self.rule.keys)))
+        if of.inside is not None:
+            ends = sum(1 for _ in itertools.takewhile(of.inside, keys_of(rows[name] for name in self.rule.keys)))
             more = more and ends == count(rows)
             rows = {name: column[:ends] for name, column in rows.items()}
         return rows, more

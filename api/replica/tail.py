@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from api.engine.changelog import CHANGELOG, attach, filled
 from api.engine.columns import Columns, Key, keys_of, taken
-from api.engine.delta import pin, unpin
+from api.engine.delta import pinned, unpin
 from api.engine.duck import ROWS, casts, quoted
 from api.engine.fold import GUARD, Fold, spoken
 from api.replica.overlay import RowRef, Rows
@@ -78,9 +78,8 @@ class Tail:
         ready = (generation(delta) if delta else 0) == self.snapshot.generation
         if delta and ready and delta.version() > 0:
             columns = ", ".join(map(quoted, self.rule.tombstone_columns))
-            scan = pin(self.db, tombstones, delta.version(), "_remembered")
-            self.fold.remember(self._query(f"SELECT {columns} FROM {scan}"))
-            unpin(self.db, "_remembered")
+            with pinned(self.db, tombstones, delta.version(), "_remembered") as remembered:
+                self.fold.remember(self._query(f"SELECT {columns} FROM {remembered}"))
         self.ready = ready
         return ready
 
