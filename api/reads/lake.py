@@ -29,7 +29,7 @@ from api.engine.columns import Key, fitting, keys_of
 from api.engine.deadline import AGAIN, LOOK, Deadline
 from api.engine.delta import pinned, unpin
 from api.engine.duck import ROWS, casts, literal, quoted
-from api.engine.fold import GUARD, Fold, spoken
+from api.engine.fold import Fold, project, spoken, touched
 from api.engine.places import Places
 from api.engine.prepared import Bag
 from api.errors import Problem
@@ -292,9 +292,8 @@ class Lake:
                     if (rows := rows + batch.num_rows) > MOST:
                         raise _gone(f"found more than {MOST:,} events since version {start} of the changelog")
                     db.register("_events", batch)
-                    events = rule.project(filled(db, "_events", stream, batch.column_names), guard=GUARD)
-                    key = casts({k: snapshot.types[k] for k in rule.keys})
-                    db.execute(f"INSERT INTO _touched SELECT DISTINCT {key} FROM ({to_duckdb(events)})")
+                    events = filled(db, "_events", stream, batch.column_names)
+                    db.execute(f"INSERT INTO _touched {touched(rule, events, rule.keys, snapshot.types)}")
                     db.unregister("_events")
             except (DeltaError, pa.ArrowException) as error:  # the latter for a file of it
                 raise _gone(f"the changelog no longer has what came after version {start}") from error
@@ -355,7 +354,6 @@ class Lake:
 
     def _events(self, rule: Rule, changelog: str) -> str:
         """DuckDB's SQL: the store's events of the key that is wanted."""
-        keys = ", ".join(map(spark_quoted, rule.key_columns))
         # Of a key that is a column's value, only the rows that have it get through the scan.
         plain = [
             f"{spark_quoted(column)} = (SELECT {spark_quoted(name)} FROM {WANTED})"
@@ -363,9 +361,7 @@ class Lake:
         ]
         if plain:
             changelog = f"(SELECT * FROM {changelog} WHERE _op <> 'report' OR ({' AND '.join(plain)}))"
-        return to_duckdb(
-            f"SELECT * FROM ({rule.project(changelog, guard=GUARD)}) WHERE ({keys}) IN (SELECT {keys} FROM {WANTED})"
-        )
+        return to_duckdb(project(rule, changelog, WANTED))
 
     def _plain(self, rule: Rule) -> dict[str, str]:
         """The key's columns that are a column of the stream's as it is, and which."""

@@ -23,10 +23,9 @@ from api.engine.exact_json import dumps
 from api.engine.pool import Pool
 from api.replica.snapshot import ALL, BYTES, Selection, Snapshot
 from api.replica.sorted_version import Row
-from api.replica.storage import epoch_of, within
+from api.replica.storage import epoch_of, rule_of, within
 from statehouse.config.models import Config, Store
-from statehouse.errors import StatehouseError
-from statehouse.tables import folded, generation, rows_and_bytes, stored_rule, table
+from statehouse.tables import folded, generation, rows_and_bytes, table
 
 
 @dataclass(eq=False)
@@ -109,9 +108,7 @@ def of_table(pool: Pool, config: Config, store: Store, version: int) -> ReadThro
     """A version of a store's table as what callers read. Raises StatehouseError where it is not one of ours."""
     path = table(config, "state", store.name)
     delta = DeltaTable(path, version=version)
-    rule = stored_rule(delta, store.name)
-    if rule is None:
-        raise StatehouseError(f"{path} has no definition: it was not made by statehouse")
+    rule = rule_of(delta, path, store)
     with pool.table(path, version) as (db, name):
         types = duck.types(db, name)
         none = db.execute(f"SELECT {casts(types)} FROM {name} LIMIT 0").to_arrow_table(ROWS)

@@ -25,6 +25,7 @@ from api.engine.delta_log import Log, Mark
 from api.engine.pool import Pool
 from api.engine.shards import Shards
 from api.replica.locks import ChangeSignal
+from api.replica.provisional import ProvisionalState
 from api.replica.snapshot import Snapshot
 from api.replica.store import FollowedStore, first_line
 from api.replica.stream import FollowedStream
@@ -53,7 +54,8 @@ class Replica:
         self._streams: dict[str, FollowedStream] = {}
         for name, stream in config.streams.items():
             stores = [store for store in self._stores.values() if store.store.stream == name]
-            self._streams[name] = FollowedStream(self._db, config, stream, stores, self._changes)
+            provisional = ProvisionalState(self._db, config, stream, stores, self._changes)
+            self._streams[name] = FollowedStream(config, stream, provisional, self._changes)
             for store in stores:
                 store.stream = self._streams[name]
         self._failures = {part: Log(failures_table(config, part)) for part in ("ingest", "merge")}

@@ -22,7 +22,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from api.engine import duck
-from api.engine.delta import pin, unpin
+from api.engine.delta import pinned
 from api.engine.duck import cast, casts, quoted
 from api.engine.shards import Shards
 from api.replica.snapshot import Snapshot
@@ -66,9 +66,7 @@ def read_file(
     ):
         return None
     snapshot = of_table(rows, rule, metadata["types"])
-    snapshot.version, snapshot.position = metadata["version"], metadata["position"]
-    snapshot.generation, snapshot.epoch, snapshot.shards = generation(delta), epoch_of(delta), shards
-    return snapshot
+    return _placed(snapshot, delta, metadata["version"], metadata["position"], shards)
 
 
 def load_by_file(
@@ -141,15 +139,12 @@ def load(
     ``shards``. The connection is for this alone then."""
     path = table(config, "state", store.name)
     delta = DeltaTable(path, version=version)
-    position, rule = folded(delta), stored_rule(delta, store.name)
-    if rule is None:
-        raise StatehouseError(f"{path} has no definition: it was not made by statehouse")
+    rule = rule_of(delta, path, store)
     names = ", ".join(map(quoted, rule.key_columns))
     tests = within(rule)
     if wanted:
         tests.append(f"({names}) IN (SELECT {names} FROM {wanted})")
-    try:
-        pin(cursor, path, version, "lake")
+    with pinned(cursor, path, version, "lake"):
         types = duck.types(cursor, "lake")
         order = ", ".join(map(quoted, rule.keys))
         # Moments are made plain UTC below: DuckDB asks its calendar for each of them, half of the time that this takes.
@@ -163,12 +158,24 @@ def load(
             chunk = max(1, rows)
         where = f"WHERE {' AND '.join(tests)}" if tests else ""
         table_rows = cursor.execute(f"SELECT {columns} FROM lake {where} ORDER BY {order}").to_arrow_table(chunk)
-    finally:
-        unpin(cursor, "lake")
-    snapshot = of_table(table_rows, rule, types)
-    snapshot.version, snapshot.position = version, position
-    snapshot.generation, snapshot.epoch, snapshot.shards = generation(delta), epoch_of(delta), shards
+    return _placed(of_table(table_rows, rule, types), delta, version, folded(delta), shards)
+
+
+def _placed(
+    snapshot: Snapshot, delta: DeltaTable, version: int, position: int | None, shards: Shards | None
+) -> Snapshot:
+    """Rows that were read, with what they are of."""
+    snapshot.version, snapshot.position, snapshot.shards = version, position, shards
+    snapshot.generation, snapshot.epoch = generation(delta), epoch_of(delta)
     return snapshot
+
+
+def rule_of(delta: DeltaTable, path: str, store: Store) -> Rule:
+    """The rule that a table's states are folded by. Raises StatehouseError where the table is not one of ours."""
+    rule = stored_rule(delta, store.name)
+    if rule is None:
+        raise StatehouseError(f"{path} has no definition: it was not made by statehouse")
+    return rule
 
 
 def within(rule: Rule) -> list[str]:
