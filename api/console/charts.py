@@ -94,20 +94,12 @@ def steps(
 
     parts: list[Markup] = []
     for level in levels:
-        parts.append(
-            Markup('<line class="grid" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>').format(
-                left, width, up(level), up(level)
-            )
-        )
+        parts.append(_grid_line(left, width, up(level)))
         shown = level if len(level) <= 14 else level[:13] + "…"
         parts.append(Markup('<text x="0" y="{:.1f}">{}</text>').format(up(level) + 4, shown))
     if numbers:
         for bound in dict.fromkeys((low, high)):
-            parts.append(
-                Markup('<line class="grid" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>').format(
-                    left, width, up(bound), up(bound)
-                )
-            )
+            parts.append(_grid_line(left, width, up(bound)))
             parts.append(Markup('<text x="{}" y="{:.1f}">{}</text>').format(left + 2, up(bound) - 4, f"{bound:,}"))
     d, drawn = "", False
     for number, (at, value, _) in enumerate(points):
@@ -128,6 +120,10 @@ def steps(
     return Markup(
         '<svg class="steps" role="img" aria-label="{3}" viewBox="0 0 {0} {1}" preserveAspectRatio="xMidYMid meet">{2}</svg>'
     ).format(width, height, Markup("").join(parts), label)
+
+
+def _grid_line(left: float, right: float, y: float) -> Markup:
+    return Markup('<line class="grid" x1="{0}" x2="{1}" y1="{2:.1f}" y2="{2:.1f}"/>').format(left, right, y)
 
 
 def bars(counts: Mapping[str, int], targets: Mapping[str, str]) -> Markup:

@@ -77,9 +77,8 @@ def _brief(schema: Mapping[str, Any]) -> str:
 def _curl(url: str, path: str, method: str, parameters: list[Any], body: Mapping[str, Any] | None, token: bool) -> str:
     for parameter in parameters:
         if parameter["in"] == "path":
-            path = path.replace(
-                f"{{{parameter['name']}}}", quote(str(_example(parameter["schema"], parameter["name"])))
-            )
+            example = quote(str(_example(parameter["schema"], parameter["name"])))
+            path = path.replace(f"{{{parameter['name']}}}", example)
     words = ["curl", *([] if method == "GET" else ["-X", method]), f"{url}{path}"]
     words += ["-H", "Authorization: Bearer TOKEN"] if token else []
     if body:

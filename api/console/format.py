@@ -43,18 +43,23 @@ def value(found: Any, long: int = LONG) -> Markup:
         return Markup('<span class="none">null</span>')
     if isinstance(found, bool):
         return Markup('<span class="number">{}</span>').format("true" if found else "false")
-    if isinstance(found, (int, float, Decimal)):
+    if is_number(found):
         return Markup('<span class="number">{}</span>').format(number(found))
+    if found == "":
+        return Markup('<span class="none">empty</span>')
     text = found if isinstance(found, str) else dumps(found)
     long = long if isinstance(found, str) else min(long, NESTED)
     shown = text if len(text) <= long else f"{text[:long]}…"
-    if isinstance(found, str) and found and not visible(found):
+    if isinstance(found, str) and not visible(found):
         return Markup('<code class="json">{}</code>').format(json.dumps(shown))
     if isinstance(found, str):
-        return (
-            Markup('<bdi class="text">{}</bdi>').format(shown) if found else Markup('<span class="none">empty</span>')
-        )
+        return Markup('<bdi class="text">{}</bdi>').format(shown)
     return Markup('<code class="json">{}</code>').format(shown)
+
+
+def is_number(found: Any) -> bool:
+    """Whether a value of JSON is a number."""
+    return isinstance(found, (int, float, Decimal)) and not isinstance(found, bool)
 
 
 def visible(text: str) -> bool:

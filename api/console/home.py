@@ -99,9 +99,8 @@ def _flow(config: Config) -> Any:
     for stream in config.streams.values():
         for lookup in stream.lookups:
             nodes.append(charts.Node(f"lookup {lookup.name}", 0, "lookup", lookup.name, None))
-            edges += [
-                (f"lookup {lookup.name}", f"store {s.name}") for s in config.stores.values() if _joined(s, lookup.name)
-            ]
+            joined = [store.name for store in config.stores.values() if _joined(store, lookup.name)]
+            edges += [(f"lookup {lookup.name}", f"store {name}") for name in joined]
     for store in config.stores.values():
         nodes.append(charts.Node(f"store {store.name}", 1, "store", store.name, f"/stores/{store.name}/keys"))
         edges.append((f"stream {store.stream}", f"store {store.name}"))

@@ -11,7 +11,7 @@ from flask import Blueprint, Flask, Response, abort, current_app, render_templat
 from api.console import format
 from api.console.kept import Kept
 from api.engine import exact_json
-from api.engine.media_types import HTML, JSON
+from api.engine.media_types import HTML, JSON, PROBLEM
 from api.errors import TITLES, Problem
 from api.http.access import COOKIE, WITHIN, csrf_token
 from api.http.context import GONE, service
@@ -70,7 +70,7 @@ def install(app: Flask) -> None:
 
     @app.after_request
     def show_problem(response: Response) -> Response:
-        if response.mimetype != "application/problem+json" or not wants_html():
+        if response.mimetype != PROBLEM or not wants_html():
             return response
         problem = exact_json.loads(response.get_data(as_text=True))
         page = page_of(render_template("problem.html", problem=problem), response.status_code)

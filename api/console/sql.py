@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
 from typing import Any
 
 from flask import render_template
 
 from api.console import charts
-from api.console.format import plain
+from api.console.format import is_number, plain
 from api.console.screens import ask, asked, screen
 from api.errors import Problem
 from api.http.context import service
@@ -82,19 +81,8 @@ def _chart(found: dict[str, Any] | None) -> Any:
     rows = found["rows"] if found else []
     if not 2 <= len(rows) <= BARS:
         return None
-    numbers = [
-        name
-        for name in rows[0]
-        if all(
-            isinstance(row[name], (int, float, Decimal)) and not isinstance(row[name], bool) and 0 <= row[name] < MOST
-            for row in rows
-        )
-    ]
-    names = [
-        name
-        for name in rows[0]
-        if name not in numbers and all(row[name] is None or isinstance(row[name], str) for row in rows)
-    ]
+    numbers = [n for n in rows[0] if all(is_number(row[n]) and 0 <= row[n] < MOST for row in rows)]
+    names = [n for n in rows[0] if all(row[n] is None or isinstance(row[n], str) for row in rows)]
     if not numbers or not names:
         return None
     counts = {plain(row[names[0]] or ""): float(row[numbers[-1]]) for row in rows}

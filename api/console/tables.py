@@ -24,15 +24,11 @@ def all_tables() -> str:
 def page(table: str) -> str:
     """The screen of one table."""
     found = ask(f"/tables/{table}", {"limit": COMMITS})
-    return render_template(
-        "table.html", table=found, bytes=_over_time(found, "bytes"), files=_over_time(found, "files")
-    )
+    return render_template("table.html", table=found, **{name: _over_time(found, name) for name in ("bytes", "files")})
 
 
 def _over_time(table: Mapping[str, Any], name: str) -> Any:
     """How the bytes or the files went; None where there is nothing to see."""
     known = [commit for commit in reversed(table["commits"]) if commit[name] is not None]
-    points = [
-        (stamp(commit["at"]), commit[name], f"version {commit['version']}: {commit[name]:,} {name}") for commit in known
-    ]
+    points = [(stamp(c["at"]), c[name], f"version {c['version']}: {c[name]:,} {name}") for c in known]
     return charts.steps(points, f"{name.capitalize()} over time") if len(known) > 2 else None

@@ -67,9 +67,7 @@ def _gone(changelog: str) -> Iterator[None]:
 def _appended(changelog: str, start: int, head: int) -> tuple[ds.FileSystemDataset, bool]:
     """The files of some versions, and whether they are many. Whatever is asked of it, the rows that were inserted have to be filtered."""
     delta = DeltaTable(changelog, version=head)
-    schema = (
-        pa.schema(delta.schema().to_arrow()).append(pa.field(VERSION, pa.int64())).append(pa.field(CHANGE, pa.string()))
-    )
+    schema = pa.schema([*pa.schema(delta.schema().to_arrow()), (VERSION, pa.int64()), (CHANGE, pa.string())])
     files: pa_fs.FileSystem = pa_fs.LocalFileSystem()
     root = f"{changelog}/"
     if remote(changelog):
@@ -80,10 +78,9 @@ def _appended(changelog: str, start: int, head: int) -> tuple[ds.FileSystemDatas
             added, changed = _files(commit.readall())
         of = ds.field(VERSION) == version
         # A commit that tells its changes in files of their own tells all of them there.
-        some = [(name, of) for name in changed] or [(name, of & INSERTED) for name in added]
-        fragments += [
-            PARQUET.make_fragment(f"{root}{unquote(name)}", files, partition_expression=e) for name, e in some
-        ]
+        names, rows = (changed, of) if changed else (added, of & INSERTED)
+        paths = [f"{root}{unquote(name)}" for name in names]
+        fragments += [PARQUET.make_fragment(path, files, partition_expression=rows) for path in paths]
     return ds.FileSystemDataset(fragments, schema, PARQUET, files), len(fragments) > FEW
 
 

@@ -66,11 +66,8 @@ def _fold(connection: duckdb.DuckDBPyConnection, rule: Rule | None) -> list[tupl
     if not isinstance(rule.store.reduce, Own):
         return []
     parts = own_parts(rule.store.reduce, rule.value_input, rule.own_types)
-    return [
-        (("stores", rule.store.name, "reduce", *place), str(given))
-        for place, _, given in parts
-        if isinstance(given, Differs)
-    ]
+    differing = [(path, given) for path, _, given in parts if isinstance(given, Differs)]
+    return [(("stores", rule.store.name, "reduce", *path), str(given)) for path, given in differing]
 
 
 def _columns(stream: Stream) -> str:

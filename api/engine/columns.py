@@ -93,11 +93,8 @@ def _objects(columns: Mapping[str, pa.Array], end: str = "}") -> pa.Array:
 def texts(column: pa.Array) -> pa.Array:
     """Each value as JSON text; null is ``null``."""
     kind = column.type
-    if (
-        pa.types.is_integer(kind)
-        or pa.types.is_boolean(kind)
-        or (pa.types.is_decimal128(kind) and 0 <= kind.scale <= PLAIN_SCALE)
-    ):
+    is_plain_decimal = pa.types.is_decimal128(kind) and 0 <= kind.scale <= PLAIN_SCALE
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or is_plain_decimal:
         made = column.cast(TEXT)
     elif kind in TEXTS:
         if pc.any(pc.match_substring_regex(column, ESCAPED)).as_py():

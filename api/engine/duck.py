@@ -57,10 +57,7 @@ def connect(
     for name, function in CASES.items():
         connection.create_function(name, function, ["VARCHAR"], "VARCHAR")
     _load(connection, "delta")
-    if scheme(root or "") in S3:
-        _load(connection, "httpfs")
-        _load(connection, "aws")
-        connection.execute(duckdb_secret())
+    reach(connection, root or "")
     if footers:
         connection.execute("SET parquet_metadata_cache = true")  # a lake's files do not change
     connection.execute("SET arrow_large_buffer_size = true")  # a column of strings may have more than 2 GiB
@@ -71,6 +68,14 @@ def connect(
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
     return connection
+
+
+def reach(connection: duckdb.DuckDBPyConnection, path: str) -> None:
+    """Let a connection read below a path, also where that is on S3."""
+    if scheme(path) in S3:
+        _load(connection, "httpfs")
+        _load(connection, "aws")
+        connection.execute(duckdb_secret())
 
 
 def types(db: duckdb.DuckDBPyConnection, relation: str) -> dict[str, str]:

@@ -21,10 +21,7 @@ from statehouse.types import FORMS, INTEGERS
 
 LARGEST = {"FLOAT": GREATEST_FLOAT, "DOUBLE": 1.7976931348623157e308}
 EXACT = Context(prec=38, Emax=MAX_EMAX, Emin=MIN_EMIN)  # as many digits as a DECIMAL can have
-_TIME = re.compile(
-    r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)(:\d\d)?(\.\d{1,6})?(Z|[+-]\d\d:\d\d)?)?",
-    re.ASCII,
-)
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)(:\d\d)?(\.\d{1,6})?(Z|[+-]\d\d:\d\d)?)?", re.ASCII)
 
 
 def canonical(text: str, kind: str) -> str:

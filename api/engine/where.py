@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from decimal import Decimal
 from typing import Any
 
@@ -19,6 +19,7 @@ import pyarrow as pa
 from sqlglot import TokenType, exp, parse_one, tokenize
 from sqlglot.errors import SqlglotError
 
+from api.engine.columns import count
 from api.engine.deadline import Deadline
 from api.engine.duck import quoted
 from api.engine.types import canonical, moment
@@ -81,18 +82,14 @@ class Where:
 
     def places(self, columns: Mapping[str, pa.Array], deadline: Deadline | None = None) -> list[int]:
         """Which rows of some columns meet the condition, by their numbers; a problem where that is not known by the deadline."""
-        count = len(next(iter(columns.values()), ()))
-        if not count:
+        if not (size := count(columns)):
             return []
-        cursor = self._cursor()
-        try:
+        with closing(self._cursor()) as cursor:
             rows = {name: column for name, column in columns.items() if name in self._types}
-            cursor.register("_asked", pa.table({**rows, "_place": pa.array(range(count), pa.int64())}))
+            cursor.register("_asked", pa.table({**rows, "_place": pa.array(range(size), pa.int64())}))
             with deadline.over(cursor) if deadline else nullcontext():
-                found = cursor.execute(f"SELECT _place FROM _asked WHERE {self.sql}", self.bound).fetchnumpy()
-            return found["_place"].tolist()
-        finally:
-            cursor.close()
+                places = cursor.execute(f"SELECT _place FROM _asked WHERE {self.sql}", self.bound).fetchnumpy()
+            return places["_place"].tolist()
 
     def _condition(self, node: exp.Expr) -> str:
         if isinstance(node, (exp.And, exp.Or)):

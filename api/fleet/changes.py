@@ -52,9 +52,8 @@ class Gathered:
         self._closed = threading.Event()
         others = set(range(self.fleet.count)) - set(self.held)
         self._parts = [Part(self.held, self.begin(self.held))] if self.held else []
-        self._parts += [
-            self._theirs(address, shards, self.place) for address, shards in assigned(self.fleet, others).items()
-        ]
+        theirs = assigned(self.fleet, others)
+        self._parts += [self._theirs(address, shards, self.place) for address, shards in theirs.items()]
 
     def events(self, seconds: float) -> Iterator[bytes]:
         """The events, for so many seconds, or until nobody has a shard any more."""

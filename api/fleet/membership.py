@@ -119,10 +119,7 @@ class Fleet:
         """What ``GET /processors`` says: ``map`` has for each shard the instances that have it, best first; ``settled``: it has been
         up for long enough to know who is there."""
         here = self.held()
-        holders = [
-            ranked(shard, [*self.holders(shard), *([self.address] if shard in here else ())])
-            for shard in range(self.count)
-        ]
+        holders = [ranked(s, [*self.holders(s), *([self.address] if s in here else ())]) for s in range(self.count)]
         members = self._members()
         owned = {a: [s for s in range(self.count) if a in self.owners(s)] for a in members}
         instances = [{"address": self.address, "up": True, "owns": owned[self.address], "holds": sorted(here)}]
@@ -213,9 +210,8 @@ class Fleet:
                 log.info("instance %s does not answer: %s", peer.address, error)
             peer.up, peer.error = False, str(error) or type(error).__name__
             if isinstance(error.reason if isinstance(error, MaxRetryError) else error, TimeoutError):
-                connections.hang_up(
-                    peer.address
-                )  # what else it was asked for it does not answer either: others are asked now
+                # What else it was asked for it does not answer either: others are asked now.
+                connections.hang_up(peer.address)
             if isinstance(error, NewConnectionError) and peer.heard is not None:
                 peer.heard = -math.inf  # nobody is there: it need not be waited for
             return

@@ -148,9 +148,8 @@ def assigned(fleet: Fleet, shards: Collection[int]) -> dict[str, list[int]]:
 
 def nobody(shards: Sequence[int]) -> Problem:
     """The problem where no instance has some shards."""
-    detail = (
-        f"found no instance that has {', '.join(map(str, shards))}, expected one: GET /processors says who has which"
-    )
+    numbers = ", ".join(map(str, shards))
+    detail = f"found no instance that has {numbers}, expected one: GET /processors says who has which"
     return Problem(503, "shards-missing", detail, missing=list(shards))
 
 

@@ -79,11 +79,8 @@ def csrf_token(token: str) -> str:
 def _of_cookie() -> str:
     """The token of who signed in. Another site's page could have a browser send the cookie, so that alone allows no write."""
     token = request.cookies.get(COOKIE, "")
-    if request.method in SAFE or hmac.compare_digest(
-        request.headers.get(CSRF, "").encode(), csrf_token(token).encode()
-    ):
-        return token
-    return ""
+    proof = request.headers.get(CSRF, "").encode()
+    return token if request.method in SAFE or hmac.compare_digest(proof, csrf_token(token).encode()) else ""
 
 
 def _token(authorization: str) -> str:

@@ -24,7 +24,7 @@ from statehouse.tables import opened, table
 DEFAULT_LIMIT = 100
 LIMIT = answers.limit(DEFAULT_LIMIT)
 ORDER = "-?[0-9]{1,38}"  # an event's place among those of its key, see statehouse.reducers.ORDER
-BEFORE = Parameter("cursor", "where the page before ended: its `cursor`", schemas.matching(ORDER))
+BEFORE = answers.cursor(schemas.matching(ORDER))
 SLOW = "the state cannot be read just now; the lake was not read within `max_time`, or too many wait for it"
 
 UNCOMPUTED = "what the store computes of an event is not known to be the same here as in Spark"

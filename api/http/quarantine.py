@@ -24,7 +24,7 @@ CURSOR = r"\.-?[0-9]{1,18}\.-?[0-9]{1,18}"  # a partition and an offset, see key
 REASON = Parameter(
     "reason", "only what was refused for it: one of a record, or that without what was found", schemas.TEXT
 )
-BEFORE = Parameter("cursor", "where the page before ended: its `cursor`", schemas.matching(CURSOR))
+BEFORE = answers.cursor(schemas.matching(CURSOR))
 PLACE = "-?[0-9]{1,9}:[0-9]{1,18}"
 
 refusals = Blueprint("refusals", __name__)
@@ -53,14 +53,8 @@ def _wanted(_place: Place) -> Schema:
     return {"anyOf": [answers.record({"reason": schemas.TEXT}), answers.record({"records": places})]}
 
 
-SENT = answers.record(
-    {
-        "sent": schemas.COUNT,
-        "before": schemas.COUNT,
-        "more": {"type": "boolean"},
-        "tokens": answers.listed(schemas.TEXT),
-    }
-)
+COUNTS = {"sent": schemas.COUNT, "before": schemas.COUNT}
+SENT = answers.record({**COUNTS, "more": answers.BOOLEAN, "tokens": answers.NAMES})
 
 
 @writes.post("/streams/<stream>/requeue")

@@ -35,32 +35,25 @@ sql = Blueprint("sql", __name__)
 LIMIT = answers.limit(DEFAULT_LIMIT)
 
 
+STATEMENT = {"type": "string", "minLength": 1, "maxLength": LONGEST, "examples": ["SELECT 1 AS one"]}
+
+
 def _body(place: Place) -> Schema:
-    statement = {"type": "string", "minLength": 1, "maxLength": LONGEST, "examples": ["SELECT 1 AS one"]}
-    return answers.record({"sql": statement, "limit": of(LIMIT.schema, place) or {}}, optional=("limit",))
+    return answers.record({"sql": STATEMENT, "limit": of(LIMIT.schema, place) or {}}, optional=("limit",))
 
 
-QUERY = Parameter(
-    "q", "the statement", {"type": "string", "minLength": 1, "maxLength": LONGEST, "examples": ["SELECT 1 AS one"]}
-)
+QUERY = Parameter("q", "the statement", STATEMENT)
 COLUMN = answers.record({"name": schemas.TEXT, "type": schemas.TEXT})
 ROWS = answers.record(
     {
         "rows": answers.listed({"type": "object"}),
         "columns": answers.listed(COLUMN),
         "more": {"type": "boolean", "description": "the statement has more rows than are here"},
-        "versions": {
-            "type": "object",
-            "additionalProperties": schemas.COUNT,
-            "description": "of the tables that it names",
-        },
+        "versions": answers.counts("of the tables that it names"),
     }
 )
-ANSWERS = {
-    200: Answer(
-        "the rows", {JSON: ROWS, NDJSON: {}, CSV: {}, ARROW: {}}, {VERSIONS: "of the tables that it names, as JSON"}
-    )
-}
+FORMATS = {JSON: ROWS, NDJSON: {}, CSV: {}, ARROW: {}}
+ANSWERS = {200: Answer("the rows", FORMATS, {VERSIONS: "of the tables that it names, as JSON"})}
 PROBLEMS = {503: "it took longer than `max_time`, or too many wait"}
 
 
@@ -108,11 +101,7 @@ def _columns(config: Config) -> Response:
     """The columns of the tables that there are, as rows, with their types in Delta."""
     there = [(name, delta) for name, path in tables(config).items() if (delta := opened(path))]
     rows = [
-        {
-            "table": name,
-            "column": field["name"],
-            "type": _type(field["type"]),
-        }
+        {"table": name, "column": field["name"], "type": _type(field["type"])}
         for name, delta in there
         for field in json.loads(delta.schema().to_json())["fields"]
         if shown(name, field["name"])

@@ -120,7 +120,7 @@ FRESH = Parameter(
     {"type": "string", "enum": list(FRESHNESS), "default": LIVE},
 )
 LIMIT = answers.limit(DEFAULT_LIMIT)
-CURSOR = Parameter("cursor", "where the page before ended: its `cursor`", answers.scan_cursor)
+CURSOR = answers.cursor(answers.scan_cursor)
 UNREAD = "the state cannot be read just now, or no instance has a part of it"
 TAG = Parameter("If-None-Match", "the ETag of an answer: 304 if it still holds", schemas.TEXT)
 

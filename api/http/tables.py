@@ -18,30 +18,21 @@ lake_tables = Blueprint("tables", __name__)
 
 COMMIT = answers.record(
     {
-        "version": schemas.COUNT,
-        "at": schemas.shown("TIMESTAMP"),
-        "operation": schemas.TEXT,
-        "added": schemas.COUNT,
-        "changed": schemas.COUNT,
-        "removed": schemas.COUNT,
-        "ms": schemas.nullable(schemas.COUNT),
-        "files": schemas.nullable(schemas.COUNT),
-        "bytes": schemas.nullable(schemas.COUNT),
+        **{"at": schemas.shown("TIMESTAMP"), "operation": schemas.TEXT},
+        **dict.fromkeys(("version", "added", "changed", "removed"), schemas.COUNT),
+        **dict.fromkeys(("ms", "files", "bytes"), schemas.nullable(schemas.COUNT)),
     }
 )
 SIZES = {name: schemas.nullable(schemas.COUNT) for name in ("version", "rows", "bytes", "files")}
 TABLE = {"name": schemas.TEXT, **SIZES}
+NOW = answers.record({**TABLE, "last": schemas.nullable(COMMIT)})
 MINUTE = answers.listed(schemas.COUNT, description="in each of the last 15 minutes, the oldest first")
 STREAM = answers.record(
     {
-        "name": schemas.TEXT,
-        "topic": schemas.TEXT,
-        "schema": schemas.TEXT,
+        **dict.fromkeys(("name", "topic", "schema"), schemas.TEXT),
         "time": schemas.nullable(schemas.TEXT),
-        "events": schemas.COUNT,
-        "quarantined": schemas.COUNT,
-        "events_per_minute": MINUTE,
-        "quarantined_per_minute": MINUTE,
+        **dict.fromkeys(("events", "quarantined"), schemas.COUNT),
+        **dict.fromkeys(("events_per_minute", "quarantined_per_minute"), MINUTE),
         "version": schemas.nullable(schemas.COUNT),
         "changed_at": schemas.shown("TIMESTAMP"),
         "live": {"type": ["object", "null"]},
@@ -50,24 +41,12 @@ STREAM = answers.record(
 
 
 @lake_tables.get("/tables")
-@declared(
-    answers={
-        200: Answer(
-            "the tables",
-            {
-                JSON: answers.record(
-                    {"tables": answers.listed(answers.record({**TABLE, "last": schemas.nullable(COMMIT)}))}
-                )
-            },
-        )
-    }
-)
+@declared(answers={200: Answer("the tables", {JSON: answers.record({"tables": answers.listed(NOW)})})})
 def list_tables() -> Response:
     """Every table of the lake: version, rows, bytes, files, and what the last commit did."""
-    logs = service().logs
-    return answer(
-        {"tables": [{**_sizes(name, log := logs.of(name)), "last": next(iter(log.told()), None)} for name in logs]}
-    )
+    logs = {name: service().logs.of(name) for name in service().logs}
+    last = {name: next(iter(log.told()), None) for name, log in logs.items()}
+    return answer({"tables": [{**_sizes(name, log), "last": last[name]} for name, log in logs.items()]})
 
 
 @lake_tables.get("/tables/<table>")

@@ -45,19 +45,10 @@ WORDS = ("due", "after", "while", "send", "set")
 
 def _rows(_place: Place) -> Schema:
     time, text = schemas.shown("TIMESTAMP"), schemas.nullable(schemas.TEXT)
-    names = {
-        "task": text,
-        "stream": schemas.TEXT,
-        "store": text,
-        "key": text,
-        "value": text,
-        "since": time,
-        "due": time,
-    }
-    told = {"topic": text, "message_key": text, "message": text, "set": text}
-    state = {"status": {"enum": STATUSES}, "ended": time, "reason": text, "sent": schemas.COUNT, "sent_at": time}
-    row = answers.record({"id": schemas.TEXT, **names, **state, **told})
-    return answers.record({"rows": answers.listed(row), "cursor": schemas.nullable(schemas.TEXT)})
+    texts = ("task", "store", "key", "value", "reason", "topic", "message_key", "message", "set")
+    state = {"id": schemas.TEXT, "stream": schemas.TEXT, "status": {"enum": STATUSES}, "sent": schemas.COUNT}
+    times = dict.fromkeys(("since", "due", "ended", "sent_at"), time)
+    return answers.paged(answers.record({**state, **times, **dict.fromkeys(texts, text)}))
 
 
 def _asked(here: Place) -> Schema:
@@ -92,11 +83,7 @@ NO_TASKS = "the file has no `tasks`"
 
 @tasks.get("/tasks")
 @declared(
-    *(
-        answers.limit(DEFAULT_LIMIT),
-        Parameter("cursor", "where the page before ended: its `cursor`", schemas.matching(CURSOR)),
-    ),
-    *FILTERS,
+    *(answers.limit(DEFAULT_LIMIT), answers.cursor(schemas.matching(CURSOR)), *FILTERS),
     answers={200: Answer("a page of them", {JSON: _rows})},
     problems={404: NO_TASKS, 503: SLOW},
 )

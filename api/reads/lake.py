@@ -224,14 +224,11 @@ class Lake:
         path = tasks_table(self.config)
         if (delta := opened(path)) is None:
             return Page([], False)
-        columns = {c: t for c, t in TASK_COLUMNS.items() if c != "position"}
-        shown = [
-            f"CAST({quoted(c)} AS TIMESTAMP) AS {c}" if t == "TIMESTAMP" else quoted(c) for c, t in columns.items()
-        ]
+        columns = casts({name: kind for name, kind in TASK_COLUMNS.items() if name != "position"})
 
         def read(db: duckdb.DuckDBPyConnection) -> pa.Table:
             with pinned(db, path, delta.version(), "_tasks") as known:
-                query = f"SELECT {', '.join(shown)} FROM {known} WHERE {where} ORDER BY due, id LIMIT {int(limit) + 1}"
+                query = f"SELECT {columns} FROM {known} WHERE {where} ORDER BY due, id LIMIT {int(limit) + 1}"
                 return db.execute(query, values).to_arrow_table(ROWS)
 
         return self._page(self._tables.ask(read), limit)
@@ -355,10 +352,8 @@ class Lake:
     def _events(self, rule: Rule, changelog: str) -> str:
         """DuckDB's SQL: the store's events of the key that is wanted."""
         # Of a key that is a column's value, only the rows that have it get through the scan.
-        plain = [
-            f"{spark_quoted(column)} = (SELECT {spark_quoted(name)} FROM {WANTED})"
-            for name, column in self._plain(rule).items()
-        ]
+        pairs = {spark_quoted(column): spark_quoted(name) for name, column in self._plain(rule).items()}
+        plain = [f"{column} = (SELECT {name} FROM {WANTED})" for column, name in pairs.items()]
         if plain:
             changelog = f"(SELECT * FROM {changelog} WHERE _op <> 'report' OR ({' AND '.join(plain)}))"
         return to_duckdb(project(rule, changelog, WANTED))

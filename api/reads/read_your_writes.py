@@ -32,11 +32,8 @@ class After:
     ) -> None:
         topic, *place = token.rsplit(":", 2)
         expected = replica.config.streams[store.stream].topic
-        if (
-            topic != expected
-            or len(place) != 2
-            or not all(p.isascii() and p.isdecimal() and len(p) < 19 for p in place)
-        ):
+        are_numbers = all(part.isascii() and part.isdecimal() and len(part) < 19 for part in place)
+        if topic != expected or len(place) != 2 or not are_numbers:
             raise bad_parameter("after", token, f"a write's token, {expected}:PARTITION:OFFSET")
         self._replica, self._store, self._token, self._fresh = replica, store.name, token, fresh
         self._place = int(place[0]), int(place[1])

@@ -28,8 +28,7 @@ import duckdb
 import pyarrow as pa
 
 from api.engine.delta import pin
-from api.engine.duck import ROWS, literal, quoted
-from statehouse.places import S3, duckdb_secret, scheme
+from api.engine.duck import ROWS, literal, quoted, reach
 from statehouse.tables import opened
 
 LENGTH = struct.Struct(">Q")
@@ -39,11 +38,8 @@ NO_MEMORY = "the statement needed more memory than it may have"
 NICE = 10  # others go first
 # What callers of the other routes do not see either: of a state the reducer's own columns begin so.
 HIDDEN = "_"
-FUNCTIONS = (
-    "unnest",
-    "range",
-    "generate_series",
-)  # that may be in FROM; others read files, or run SQL that is nowhere looked at
+# Functions that may be in FROM; others read files, or run SQL that is nowhere looked at.
+FUNCTIONS = ("unnest", "range", "generate_series")
 SETTINGS = ("current_setting", "getvariable")  # functions that show what is no row of a table
 NAME = 6  # bytes at least of a value in JSON, beside its name
 LOCKED = (
@@ -170,7 +166,7 @@ def _views(db: duckdb.DuckDBPyConnection, tables: Mapping[str, str]) -> dict[str
         if (delta := opened(path)) is None:
             raise duckdb.CatalogException(f"{name} is not there yet: nothing has been written to it")
         versions[name] = delta.version()
-        _reach(db, path)
+        reach(db, path)
         view = pin(db, path, delta.version(), f"{name}@")
         schema, _, table = name.rpartition(".")
         names = pa.schema(delta.schema().to_arrow()).names
@@ -187,13 +183,6 @@ def _views(db: duckdb.DuckDBPyConnection, tables: Mapping[str, str]) -> dict[str
 def shown(table: str, column: str) -> bool:
     """Whether a statement sees a column of a table."""
     return not table.startswith("state.") or not column.startswith(HIDDEN)
-
-
-def _reach(db: duckdb.DuckDBPyConnection, path: str) -> None:
-    if scheme(path) in S3:
-        for extension in ("httpfs", "aws"):
-            db.execute(f"LOAD {extension}")
-        db.execute(duckdb_secret())
 
 
 def send(pipe: IO[bytes], message: Any) -> None:

@@ -59,11 +59,9 @@ def read_file(
         return None
     delta = DeltaTable(table(config, "state", store.name), version=version)
     rule = stored_rule(delta, store.name)
-    if (
-        rule is None
-        or metadata["of"] != _contents(epoch_of(delta), rule, shards)
-        or not (least or 0) <= metadata["version"] <= version
-    ):
+    if rule is None or metadata["of"] != _contents(epoch_of(delta), rule, shards):
+        return None
+    if not (least or 0) <= metadata["version"] <= version:
         return None
     snapshot = of_table(rows, rule, metadata["types"])
     return _placed(snapshot, delta, metadata["version"], metadata["position"], shards)

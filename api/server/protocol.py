@@ -33,10 +33,8 @@ from api.server.wsgi import Bridge
 IDLE_SECONDS = 65
 HEAD, HEADERS = 65_536, 100  # bytes of a request's head beside its key, and how many headers it may have
 SMALL = 8192  # bytes of a head that is looked at here
-SLICE, AHEAD = (
-    2048,
-    16,
-)  # bytes that are parsed at once; as long as no more requests than that wait for the answers before theirs
+SLICE = 2048  # bytes that are parsed at once
+AHEAD = 16  # requests that may wait for the answers before theirs, until no more bytes are parsed
 ROOM = 32 << 20  # bytes that are kept for slow callers, as of `Room`: of bodies, and as many of answers
 ASK_SECONDS = 1.0  # between two questions whether a caller who sends no more is still there
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -44,17 +42,7 @@ VERSIONS = ("1.0", "1.1")
 HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
 POINT = re.compile(rb"GET (/stores/[\w.~-]+/keys/[\w.~!$&'()*+,;=:@/%-]*) HTTP/1\.1", re.ASCII)
 # Headers that only Flask, or uvicorn, has something to do about.
-THEIRS = {
-    b"content-length",
-    b"expect",
-    b"http2-settings",
-    b"if-none-match",
-    b"origin",
-    b"te",
-    b"trailer",
-    b"transfer-encoding",
-    b"upgrade",
-}
+THEIRS = set(b"content-length expect http2-settings if-none-match origin te trailer transfer-encoding upgrade".split())
 SHARDS = b"statehouse-shards"  # see api.fleet.client
 WRONG = {  # found and expected, by the status
     400: ("what is no HTTP/1.1", "a request as of RFC 9112"),
@@ -301,9 +289,8 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         self.url = target
         self.scope["raw_path"], self.scope["query_string"] = parts(target)
-        self.scope["extensions"] = {
-            GONE: {"now": self.transport.is_closing, "ready": self.flow.drain, "next": self._next}
-        }
+        caller: dict[object, object] = {"now": self.transport.is_closing, "ready": self.flow.drain, "next": self._next}
+        self.scope["extensions"] = {GONE: caller}
 
     def on_body(self, body: bytes) -> None:
         """A part of it."""

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from api.http.openapi.contract import Parameter, Place
+from api.http.openapi.contract import Of, Parameter, Place
 from api.http.openapi.schemas import ANY, COUNT, TEXT, Schema, cursor_pattern, integer, matching, nullable, shown
 from api.reads.lake import CHANGES
 from api.replica.topic import State
 
-POSITION: Schema = {
-    "type": ["integer", "null"],
-    "minimum": 0,
-    "description": "the changelog's version that is reflected",
-}
+POSITION: Schema = {**nullable(COUNT), "description": "the changelog's version that is reflected"}
 NAMES = {"type": "array", "items": TEXT}
-OFFSETS: Schema = {"type": "object", "additionalProperties": COUNT, "description": "the next offset, by partition"}
+INTEGER: Schema = {"type": "integer"}
+BOOLEAN: Schema = {"type": "boolean"}
+LAG = nullable(COUNT)  # milliseconds
+
+
+def counts(about: str) -> Schema:
+    """Numbers by name."""
+    return {"type": "object", "additionalProperties": COUNT, "description": about}
+
+
+OFFSETS = counts("the next offset, by partition")
 # Of an answer that is ahead of its position.
 AHEAD: dict[str, Schema] = {"provisional": {"const": True}, "offsets": OFFSETS}
+REFLECTED = {"position": POSITION, **AHEAD}
 
 
 def record(properties: dict[str, Schema], optional: tuple[str, ...] = (), more: bool = False) -> Schema:
@@ -30,6 +37,16 @@ def record(properties: dict[str, Schema], optional: tuple[str, ...] = (), more: 
 def listed(items: Schema, **more: Any) -> Schema:
     """An array."""
     return {"type": "array", "items": items, **more}
+
+
+def paged(row: Schema) -> Schema:
+    """Some rows, and the cursor of the next ones."""
+    return record({"rows": listed(row), "cursor": nullable(TEXT)})
+
+
+def cursor(schema: Of) -> Parameter:
+    """Where the next rows begin."""
+    return Parameter("cursor", "where the page before ended: its `cursor`", schema)
 
 
 def limit(default: int) -> Parameter:
@@ -96,17 +113,17 @@ def _fields(place: Place) -> dict[str, Schema]:
 
 
 def _state(place: Place) -> Schema:
-    return record({**_fields(place), "position": POSITION, **AHEAD}, tuple(AHEAD), more=place.rule is None)
+    return record({**_fields(place), **REFLECTED}, tuple(AHEAD), more=place.rule is None)
 
 
 def page(place: Place) -> Schema:
     """A page of a scan."""
-    return record({"rows": listed(row(place)), "cursor": nullable(TEXT), "position": POSITION, **AHEAD}, tuple(AHEAD))
+    return record({"rows": listed(row(place)), "cursor": nullable(TEXT), **REFLECTED}, tuple(AHEAD))
 
 
 def found(place: Place) -> Schema:
     """What a lookup answers."""
-    return record({"rows": listed(entry(place)), "missing": listed(ANY), "position": POSITION, **AHEAD}, tuple(AHEAD))
+    return record({"rows": listed(entry(place)), "missing": listed(ANY), **REFLECTED}, tuple(AHEAD))
 
 
 def history(place: Place) -> Schema:
@@ -116,12 +133,12 @@ def history(place: Place) -> Schema:
         "op": {"type": "string", "enum": ["report", "set", "purge"]},
         "agent": nullable(TEXT),
         "value": shown(place.rule.event_type) if place.rule else ANY,
-        "partition": {"type": "integer"},
-        "offset": {"type": "integer"},
+        "partition": INTEGER,
+        "offset": INTEGER,
         "provisional": AHEAD["provisional"],
     }
     events = listed(record(event, ("provisional",)))
-    return record({"events": events, "cursor": nullable(TEXT), "position": POSITION, **AHEAD}, tuple(AHEAD))
+    return record({"events": events, "cursor": nullable(TEXT), **REFLECTED}, tuple(AHEAD))
 
 
 def diff(place: Place) -> Schema:
@@ -130,30 +147,23 @@ def diff(place: Place) -> Schema:
     change = {"type": "string", "enum": list(CHANGES)}
     row = record({"key": {"type": "object"}, "change": change, "before": value, "after": value})
     counts = {name: COUNT for name in ("from", "to", *CHANGES)}
-    return record({**counts, "rows": listed(row), "more": {"type": "boolean"}})
+    return record({**counts, "rows": listed(row), "more": BOOLEAN})
 
 
 def reports(place: Place) -> Schema:
     """The standing reports of a key."""
     kept = {n: s for n, s in _fields(place).items() if n in ("value", "reports", "windows")}
-    return record({**kept, "position": POSITION, **AHEAD}, tuple(AHEAD), more=place.rule is None)
+    return record({**kept, **REFLECTED}, tuple(AHEAD), more=place.rule is None)
 
 
 def quarantine(place: Place) -> Schema:
     """What was refused of a stream."""
     refused = {
-        "topic": TEXT,
-        "partition": {"type": "integer"},
-        "offset": {"type": "integer"},
-        "timestamp": shown("TIMESTAMP"),
-        "key": nullable(TEXT),
-        "payload": nullable(TEXT),
-        "payload_bytes": shown("BINARY"),
-        "reason": TEXT,
-        "log_time": shown("TIMESTAMP"),
-        "requeued": nullable(TEXT),
+        **{"topic": TEXT, "partition": INTEGER, "offset": INTEGER, "reason": TEXT, "payload_bytes": shown("BINARY")},
+        **dict.fromkeys(("timestamp", "log_time"), shown("TIMESTAMP")),
+        **dict.fromkeys(("key", "payload", "requeued"), nullable(TEXT)),
     }
-    return record({"rows": listed(record(refused)), "cursor": nullable(TEXT)})
+    return paged(record(refused))
 
 
 def status(place: Place) -> Schema:
@@ -172,7 +182,7 @@ def status(place: Place) -> Schema:
         "position": POSITION,
         "version": {**POSITION, "description": "the state table's version that is served"},
         "head": {**POSITION, "description": "the changelog's newest version"},
-        "lag_ms": {"type": ["integer", "null"], "minimum": 0},
+        "lag_ms": LAG,
         "freshness": {"type": "string", "enum": ["live", "changelog", "state"]},
         "live": record(
             {
@@ -180,7 +190,7 @@ def status(place: Place) -> Schema:
                 "offsets": OFFSETS,
                 "pending": {**COUNT, "description": "events that are shown and not in the changelog yet"},
                 "behind": {**nullable(COUNT), "description": "offsets of the topic that are not shown"},
-                "lag_ms": {"type": ["integer", "null"], "minimum": 0},
+                "lag_ms": LAG,
             }
         ),
         "error": text,
@@ -195,20 +205,14 @@ def stores(place: Place) -> Schema:
 
 def processors(place: Place) -> Schema:
     """The instances, and who has which shards."""
-    instance = {
-        "address": TEXT,
-        "up": {"type": "boolean"},
-        "owns": listed(COUNT),
-        "holds": listed(COUNT),
-        "error": TEXT,
-    }
+    instance = {"address": TEXT, "up": BOOLEAN, "owns": listed(COUNT), "holds": listed(COUNT), "error": TEXT}
     return record(
         {
             "shards": COUNT,
             "copies": COUNT,
             "partitioner": {"const": "murmur2"},
             "address": nullable(TEXT),
-            "settled": {"type": "boolean"},
+            "settled": BOOLEAN,
             "instances": listed(record(instance, optional=("error",))),
             "map": listed(NAMES),
         }

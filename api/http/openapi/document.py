@@ -13,14 +13,13 @@ from typing import Any
 from flask import Blueprint, Flask, Response, current_app, request
 from werkzeug.routing import Rule as Route
 
-from api.engine.media_types import JSON
+from api.engine.media_types import JSON, PROBLEM
 from api.http.access import OPEN
 from api.http.context import answer, service
 from api.http.openapi import answers, schemas
 from api.http.openapi.contract import Answer, Operation, Parameter, Place, declared, of, place
 
 openapi = Blueprint("openapi", __name__)
-PROBLEM = "application/problem+json"
 EVERYONES = ("HEAD", "OPTIONS")  # methods that every route has
 ABOUT = {  # problems that many routes have
     400: "something in the request is wrong: found and expected",
@@ -98,9 +97,8 @@ def _places(route: Route) -> Iterator[Place]:
 def _path(route: Route, where: Place) -> tuple[str, list[dict[str, Any]]]:
     """A route's path in a place, and its parameters: the parts of the key."""
     parts: list[dict[str, Any]] = []
-    text = route.rule.replace("<store>", where.store.name if where.store else "").replace(
-        "<stream>", where.stream or ""
-    )
+    text = route.rule.replace("<store>", where.store.name if where.store else "")
+    text = text.replace("<stream>", where.stream or "")
     if "key" in route.arguments and where.store:
         parts = list(_parts(where))
         text = text.replace("<key:key>", "/".join(f"{{{part['name']}}}" for part in parts))
@@ -178,15 +176,11 @@ def _parameter(parameter: Parameter, location: str, where: Place) -> dict[str, A
 
 
 def _answer(answer: Answer, where: Place) -> dict[str, Any]:
-    content = {
-        kind: {"schema": schema} if (schema := of(given, where)) else {} for kind, given in answer.content.items()
-    }
+    schemas_of = {kind: of(given, where) for kind, given in answer.content.items()}
+    content = {kind: {"schema": schema} if schema else {} for kind, schema in schemas_of.items()}
     headers = {name: _header(about) for name, about in answer.headers.items()}
-    return {
-        "description": answer.about,
-        **({"headers": headers} if headers else {}),
-        **({"content": content} if content else {}),
-    }
+    optional = {"headers": headers, "content": content}
+    return {"description": answer.about, **{name: part for name, part in optional.items() if part}}
 
 
 def _header(about: str) -> dict[str, Any]:
