@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
+Point = tuple[float, str | float | None, str]
 GAP, WIDTH, HEIGHT = 56, 172, 34  # pixels of the flow's boxes
 
 
@@ -71,9 +72,7 @@ def _box(node: Node, x: float, y: float) -> Markup:
     return Markup('<a href="{}">{}</a>').format(node.target, box) if node.target else box
 
 
-def steps(
-    points: Sequence[tuple[float, str | float | None, str]], label: str = "The value over time", width: int = 900
-) -> Markup:
+def steps(points: Sequence[Point], label: str = "The value over time", width: int = 900) -> Markup:
     """A value over time as steps: of each point the time (seconds), the value and a label. Numbers have a scale, other values a
     line each; None is no value."""
     known = [value for _, value, _ in points if value is not None]

@@ -63,7 +63,6 @@ def _follow(app: Flask, environ: dict[str, Any], replica: Replica) -> Iterator[b
 
 @screen("reads.list_stores", "tables.list_streams")
 def home() -> str:
-    """The page."""
     return render_template("home.html", flow=_flow(service().config), **_now())
 
 

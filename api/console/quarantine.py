@@ -18,7 +18,6 @@ REASONS = 20
 
 @screen("refusals.quarantine")
 def page(stream: str) -> str:
-    """The screen of a stream's quarantine."""
     given = asked()
     chosen = {"reason": given["reason"]} if "reason" in given else {}
     found = ask(f"/streams/{stream}/quarantine", {"limit": PAGE, "cursor": given.get("cursor"), **chosen})

@@ -16,13 +16,11 @@ COMMITS = 200
 
 @screen("tables.list_tables")
 def all_tables() -> str:
-    """The screen of all tables."""
     return render_template("tables.html", tables=ask("/tables")["tables"])
 
 
 @screen("tables.show_table")
 def page(table: str) -> str:
-    """The screen of one table."""
     found = ask(f"/tables/{table}", {"limit": COMMITS})
     return render_template("table.html", table=found, **{name: _over_time(found, name) for name in ("bytes", "files")})
 

@@ -16,7 +16,6 @@ FILTERS = ("status", "task", "store", "key")
 
 @screen("tasks.list_tasks")
 def page() -> str:
-    """The screen of the tasks."""
     given = asked()
     filters = {name: given[name] for name in FILTERS if name in given}
     config = service().config

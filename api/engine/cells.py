@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -46,14 +46,13 @@ def values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
         return [value_of(scalar) for scalar in column]
 
 
-def rows_of(table: pa.Table) -> list[dict[str, Any]]:
-    """The rows of a table."""
-    columns = {name: values(table[name]) for name in table.column_names}
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+def rows_of(columns: Mapping[str, pa.Array | pa.ChunkedArray]) -> list[dict[str, Any]]:
+    """The rows of some columns."""
+    lists = [values(column) for column in columns.values()]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True)]
 
 
 def value_of(scalar: pa.Scalar) -> Any:
-    """One value."""
     try:
         return scalar.as_py(maps_as_pydicts="strict")
     except (OverflowError, ValueError):

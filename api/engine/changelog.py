@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from api.engine.delta import Which, parts
-from api.engine.duck import quoted
+from api.engine.duck import Connection, quoted
 from statehouse.config.models import Config, Stream
 from statehouse.decoder import in_payloads
 from statehouse.fold import gained, gained_columns
@@ -24,19 +24,14 @@ from statehouse.transpile import duckdb_type
 CHANGELOG = "_changelog"
 
 
-def attach(db: duckdb.DuckDBPyConnection, config: Config, stream: Stream, version: int) -> str:
+def attach(db: Connection, config: Config, stream: Stream, version: int) -> str:
     """Pin a whole changelog as of a version, until it is unpinned; a relation in Spark's words, with the columns that
     the stream has gained."""
     return next(attached(db, config, stream, version, None))
 
 
 def attached(
-    db: duckdb.DuckDBPyConnection,
-    config: Config,
-    stream: Stream,
-    version: int,
-    at_once: int | None,
-    which: Which | None = None,
+    db: Connection, config: Config, stream: Stream, version: int, at_once: int | None, which: Which | None = None
 ) -> Iterator[str]:
     """The same in parts, each of so many files of it; of those ``which`` are wanted."""
     for part in parts(db, table(config, "changelog", stream.name), version, CHANGELOG, at_once, which):
@@ -58,7 +53,7 @@ def may_have(values: Mapping[str, Any], files: pa.Table) -> pa.Array:
     return made
 
 
-def filled(db: duckdb.DuckDBPyConnection, relation: str, stream: Stream, names: list[str]) -> str:
+def filled(db: Connection, relation: str, stream: Stream, names: list[str]) -> str:
     """A relation of changelog rows whose columns are ``names``, with those that the stream has gained; in Spark's words."""
     new = gained_columns(stream, names)
     made = gained(stream, names, f"{_taken(db, new)}(_payload)" if new else "")
@@ -68,7 +63,7 @@ def filled(db: duckdb.DuckDBPyConnection, relation: str, stream: Stream, names: 
     return f"(SELECT {', '.join(columns)} FROM {relation})"
 
 
-def _taken(db: duckdb.DuckDBPyConnection, fields: Sequence[Field]) -> str:
+def _taken(db: Connection, fields: Sequence[Field]) -> str:
     """The function of a database that takes some columns out of payloads; it is made where there is none."""
     kind = ", ".join(f"{quoted(field.name)} {duckdb_type(field.kind.ddl)}" for field in fields)
     name = f"_taken_{hashlib.sha256(kind.encode()).hexdigest()[:16]}"

@@ -15,7 +15,7 @@ import pyarrow as pa
 import sqlglot
 
 from api.engine import duck
-from api.engine.duck import quoted
+from api.engine.duck import Connection, quoted
 from api.engine.fold import Fold
 from statehouse.alike import difference, store_expressions, stream_expressions
 from statehouse.alike_reducers import own_parts
@@ -54,7 +54,7 @@ def check(config: Config, rules: dict[str, Rule]) -> list[tuple[tuple, str]]:
     return found
 
 
-def _fold(connection: duckdb.DuckDBPyConnection, rule: Rule | None) -> list[tuple[tuple, str]]:
+def _fold(connection: Connection, rule: Rule | None) -> list[tuple[tuple, str]]:
     if rule is None:
         return []
     try:
@@ -74,7 +74,7 @@ def _columns(stream: Stream) -> str:
     return ", ".join(f"{quoted(n)} {duckdb_type(t)}" for n, t in changelog_columns(stream).items())
 
 
-def _wrong(connection: duckdb.DuckDBPyConnection, expression: str, columns: Mapping[str, str]) -> str | None:
+def _wrong(connection: Connection, expression: str, columns: Mapping[str, str]) -> str | None:
     """Why DuckDB does not give what Spark gives; None: it does."""
     try:
         connection.execute(f"PREPARE probe AS SELECT {to_duckdb(expression)} FROM events")

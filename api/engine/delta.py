@@ -14,11 +14,10 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote
 
-import duckdb
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from api.engine.duck import literal, quoted
+from api.engine.duck import Connection, literal, quoted
 from statehouse.tables import BUCKET, MARKING, deleted_rows
 
 PLAIN = {"timestampNtz"}  # what a reader may have to know besides, without a difference to the files
@@ -35,19 +34,14 @@ KINDS = {
 }
 
 
-def pin(db: duckdb.DuckDBPyConnection, path: str, version: int, name: str) -> str:
+def pin(db: Connection, path: str, version: int, name: str) -> str:
     """Make a table's version a view of that name, until :func:`unpin`; gives the name as SQL writes it. Whatever is committed
     meanwhile, it is that version. Raises deltalake's or DuckDB's error where it is gone."""
     return next(parts(db, path, version, name))
 
 
 def parts(
-    db: duckdb.DuckDBPyConnection,
-    path: str,
-    version: int,
-    name: str,
-    at_once: int | None = None,
-    which: Which | None = None,
+    db: Connection, path: str, version: int, name: str, at_once: int | None = None, which: Which | None = None
 ) -> Iterator[str]:
     """The same, but the view is of so many of the version's files at once, one part after the other: what DuckDB needs for a
     query, and keeps of its memory, grows with the files of it. With ``which`` only some need be there: of the files with their statistics
@@ -87,7 +81,7 @@ def parts(
 
 
 @contextmanager
-def pinned(db: duckdb.DuckDBPyConnection, path: str, version: int, name: str) -> Iterator[str]:
+def pinned(db: Connection, path: str, version: int, name: str) -> Iterator[str]:
     """The same as long as it is entered."""
     try:
         yield pin(db, path, version, name)
@@ -95,7 +89,7 @@ def pinned(db: duckdb.DuckDBPyConnection, path: str, version: int, name: str) ->
         unpin(db, name)
 
 
-def unpin(db: duckdb.DuckDBPyConnection, name: str) -> None:
+def unpin(db: Connection, name: str) -> None:
     """Forget a view of :func:`pin`, if there is one."""
     db.execute(f"DROP VIEW IF EXISTS {quoted(name)}")
     db.unregister(_deleted(name))

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-import duckdb
 import pyarrow as pa
 
-from api.engine.duck import ROWS, casts, quoted
+from api.engine.duck import ROWS, Connection, casts, quoted
 from statehouse.alike import check_store, given
 from statehouse.alike_reducers import own_given
 from statehouse.config.models import Own, Stream
@@ -60,7 +59,7 @@ class Fold:
     Raises sqlglot's or DuckDB's error where the store's expressions have no words in DuckDB.
     """
 
-    def __init__(self, db: duckdb.DuckDBPyConnection, rule: Rule, name: str, tombstones: str | None = None) -> None:
+    def __init__(self, db: Connection, rule: Rule, name: str, tombstones: str | None = None) -> None:
         self.db, self.rule = db, rule
         self.state, self.tombstones = f"{name}_state", tombstones or f"{name}_tombstones"
         self._rows = f"{name}_rows"

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import duckdb
 import pyarrow as pa
 
-from api.engine.duck import ROWS, quoted
+from api.engine.duck import ROWS, Connection, quoted
 from statehouse.transpile import duckdb_type
 
 
-def cursor(db: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
+def cursor(db: Connection) -> Connection:
     """A cursor for what is here."""
     made = db.cursor()
     made.execute("PRAGMA disable_optimizer")
@@ -31,7 +30,7 @@ class Bag:
     insert a few rows into a table.
     """
 
-    def __init__(self, db: duckdb.DuckDBPyConnection, name: str, columns: Mapping[str, str]) -> None:
+    def __init__(self, db: Connection, name: str, columns: Mapping[str, str]) -> None:
         made = ", ".join(f"CAST(NULL AS {duckdb_type(t)}) AS {quoted(c)}" for c, t in columns.items())
         self._schema: pa.Schema = db.execute(f"SELECT {made}").to_arrow_table().schema
         self.rows = self._schema.empty_table()
@@ -53,7 +52,7 @@ class Bag:
 class Prepared:
     """A query in DuckDB's words, of a name of its own."""
 
-    def __init__(self, db: duckdb.DuckDBPyConnection, name: str, query: str) -> None:
+    def __init__(self, db: Connection, name: str, query: str) -> None:
         self._db, self._name = db, name
         db.execute(f"PREPARE {quoted(name)} AS {query}")
 

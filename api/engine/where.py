@@ -14,36 +14,22 @@ from contextlib import closing, nullcontext
 from decimal import Decimal
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 from sqlglot import TokenType, exp, parse_one, tokenize
 from sqlglot.errors import SqlglotError
 
 from api.engine.columns import count
 from api.engine.deadline import Deadline
-from api.engine.duck import quoted
+from api.engine.duck import Connection, quoted
 from api.engine.types import canonical, moment
 from statehouse.values import NUMBERS
 
 LONGEST = 2000  # characters
 # What a parenthesis may come after. Of calls within calls, such as STRUCT(STRUCT(…, the parser's time doubles with each.
 BEFORE_PARENTHESES = {
-    None,
-    TokenType.L_PAREN,
-    TokenType.AND,
-    TokenType.OR,
-    TokenType.NOT,
-    TokenType.IN,
-    TokenType.BETWEEN,
-    TokenType.LIKE,
-    TokenType.EQ,
-    TokenType.NEQ,
-    TokenType.NULLSAFE_EQ,
-    TokenType.LT,
-    TokenType.LTE,
-    TokenType.GT,
-    TokenType.GTE,
-    TokenType.DASH,
+    *(None, TokenType.L_PAREN, TokenType.AND, TokenType.OR, TokenType.NOT, TokenType.DASH),
+    *(TokenType.EQ, TokenType.NEQ, TokenType.NULLSAFE_EQ, TokenType.LT, TokenType.LTE, TokenType.GT, TokenType.GTE),
+    *(TokenType.IN, TokenType.BETWEEN, TokenType.LIKE),
 }
 COMPARE: dict[type[exp.Expr], tuple[str, str]] = {  # as it is, and with its sides the other way round
     exp.EQ: ("=", "="),
@@ -65,7 +51,7 @@ class Where:
     Raises ValueError for what is not such a condition.
     """
 
-    def __init__(self, text: str, types: Mapping[str, str], cursor: Callable[[], duckdb.DuckDBPyConnection]) -> None:
+    def __init__(self, text: str, types: Mapping[str, str], cursor: Callable[[], Connection]) -> None:
         self._types = {n: t for n, t in types.items() if t.upper().startswith(PLAIN) and n != "reset"}
         self.bound: list[Any] = []
         self._cursor = cursor

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import urllib3
 from urllib3.util import Timeout
@@ -23,6 +23,7 @@ BACK = ("Content-Type", "ETag", "Retry-After", "Allow", "WWW-Authenticate", PLAC
 CONNECT = 1.0  # seconds
 BESIDE = 5.0  # seconds that an answer may take longer than it should
 ELSEWHERE = 421
+Headers = Mapping[str, str]
 FAILURES = (urllib3.exceptions.HTTPError, OSError)
 
 
@@ -31,7 +32,7 @@ class FleetRequest:
     """The request at hand, as far as it concerns other instances. ``fleet``: None where this instance has every key."""
 
     fleet: Fleet | None
-    headers: Mapping[str, str]  # those of `WITH` that it has
+    headers: Headers  # those of `WITH` that it has
     shards: str | None  # its header `SHARDS`: it is another instance's
     query: str  # as it was sent
     parameters: Mapping[str, str]  # the same
@@ -77,12 +78,7 @@ def asked(
 
 
 def streamed(
-    fleet: Fleet,
-    address: str,
-    path: str,
-    shards: Collection[int],
-    headers: Mapping[str, str],
-    silence: float | None = None,
+    fleet: Fleet, address: str, path: str, shards: Collection[int], headers: Headers, silence: float | None = None
 ) -> urllib3.HTTPResponse | None:
     """Another instance's answer as it comes, None as of :func:`_sent`, which has ``silence``; its problem as our own."""
     found = _sent(fleet, address, "GET", path, shards, headers, None, whole=False, silence=silence)
@@ -98,7 +94,7 @@ def _sent(
     method: str,
     path: str,
     shards: Collection[int],
-    headers: Mapping[str, str],
+    headers: Headers,
     body: bytes | None,
     whole: bool = True,
     silence: float | None = None,
@@ -107,16 +103,9 @@ def _sent(
     have the shards any more: another one may be asked."""
     numbers = ",".join(map(str, shards))
     timeout = Timeout(connect=CONNECT, read=silence or fleet.limits.max_time / 1000 + BESIDE)
+    sent: dict[str, Any] = {"headers": {**headers, SHARDS: numbers}, "body": body, "timeout": timeout}
     ask = partial(
-        fleet.http.request,
-        method,
-        address + path,
-        headers={**headers, SHARDS: numbers},
-        body=body,
-        timeout=timeout,
-        preload_content=whole,
-        redirect=False,
-        retries=False,
+        fleet.http.request, method, address + path, **sent, preload_content=whole, redirect=False, retries=False
     )
     try:
         try:

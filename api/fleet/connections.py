@@ -22,7 +22,6 @@ class Line(HTTPConnection):
     """A connection that is known here."""
 
     def connect(self) -> None:
-        """As of urllib3."""
         super().connect()
         _know(self)
 
@@ -31,7 +30,6 @@ class SafeLine(HTTPSConnection):
     """The same with TLS."""
 
     def connect(self) -> None:
-        """As of urllib3."""
         super().connect()
         _know(self)
 

@@ -80,7 +80,6 @@ class Fleet:
         threading.Thread(target=self._run, name="fleet", daemon=True).start()
 
     def stop(self) -> None:
-        """End the thread."""
         self._stop.set()
 
     def owners(self, shard: int) -> list[str]:
@@ -124,15 +123,9 @@ class Fleet:
         owned = {a: [s for s in range(self.count) if a in self.owners(s)] for a in members}
         instances = [{"address": self.address, "up": True, "owns": owned[self.address], "holds": sorted(here)}]
         for peer in list(self._peers.values()):
-            instances.append(
-                {
-                    "address": peer.address,
-                    "up": peer.up,
-                    "owns": owned.get(peer.address, []),
-                    "holds": sorted(peer.holds) if peer.up else [],
-                    **({"error": peer.error} if peer.error else {}),
-                }
-            )
+            error = {"error": peer.error} if peer.error else {}
+            shards = {"owns": owned.get(peer.address, []), "holds": sorted(peer.holds) if peer.up else []}
+            instances.append({"address": peer.address, "up": peer.up, **shards, **error})
         return {
             "shards": self.count,
             "copies": self.limits.copies,

@@ -42,7 +42,6 @@ class Streamed(Response):
     """An answer in pieces, none of which it keeps until the next is wanted: its caller may take long to read it."""
 
     def iter_encoded(self) -> Iterator[bytes]:
-        """The pieces."""
         return iter(self.response)  # type: ignore[arg-type]  # no text is among them
 
 

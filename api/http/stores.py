@@ -272,14 +272,10 @@ def _past(store: Store, snapshot: Snapshot, parts: list[str], asked: dict[str, s
 def _windows(found: Row, asked: dict[str, str]) -> Row | None:
     if "windows" not in found:
         raise Problem(400, "bad-parameter", "found from or to, expected neither: this store has no windows")
-    bounds = {name: _moment(name, asked[name]) for name in ("from", "to") if name in asked}
-    kept = [
-        w
-        for w in found["windows"]
-        if w["window_start"] >= bounds.get("from", dt.datetime.min)
-        and w["window_start"] < bounds.get("to", dt.datetime.max)
-    ]
-    return {**found, "windows": kept} if kept else None
+    least = _moment("from", asked["from"]) if "from" in asked else dt.datetime.min
+    most = _moment("to", asked["to"]) if "to" in asked else dt.datetime.max
+    windows = [window for window in found["windows"] if least <= window["window_start"] < most]
+    return {**found, "windows": windows} if windows else None
 
 
 def _moment(name: str, text: str) -> dt.datetime:
@@ -353,11 +349,8 @@ def scan(store: str) -> Response:
     limit = limit_of(asked, sys.maxsize, MOST_STREAMED) if kind else limit_asked(DEFAULT_LIMIT)
     snapshot = freshness(asked)(the_snapshot(store)[1])
     if snapshot.rule is None:
-        return (
-            formats.streamed(iter(()), kind, pa.schema([]))
-            if kind
-            else answer({"rows": [], "cursor": None, "position": None})
-        )
+        nothing: dict[str, Any] = {"rows": [], "cursor": None, "position": None}
+        return formats.streamed(iter(()), kind, pa.schema([])) if kind else answer(nothing)
     text = asked.get("cursor", "")
     selection = scans.selection(snapshot, asked, replica.cursor, at_once=bool(kind))
     try:

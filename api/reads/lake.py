@@ -28,7 +28,7 @@ from api.engine.changelog import CHANGELOG, attached, filled, may_have
 from api.engine.columns import Key, fitting, keys_of
 from api.engine.deadline import AGAIN, LOOK, Deadline
 from api.engine.delta import pinned, unpin
-from api.engine.duck import ROWS, casts, literal, quoted
+from api.engine.duck import ROWS, Connection, casts, literal, quoted
 from api.engine.fold import Fold, project, spoken, touched
 from api.engine.places import Places
 from api.engine.prepared import Bag
@@ -52,7 +52,7 @@ VERSIONS, MOST = 10_000, 1_000_000  # of the changelog that are read to tell wha
 CHANGES = ("added", "gone", "changed")  # what a key can have done between two versions
 WAITING = 32  # requests that wait for their turn
 T = TypeVar("T")
-Question = Callable[[duckdb.DuckDBPyConnection], T]
+Question = Callable[[Connection], T]
 Gone = Callable[[], Callable[[], bool]]  # gives, to who asks, what tells any thread whether its caller is gone
 # An answer, the position of the changelog that it reflects, and up to which offsets what is provisional in it is ahead of that.
 Past = tuple[T, int | None, Mapping[str, int]]
@@ -70,7 +70,7 @@ class Lane:
         self._config, self._gone = config, gone
         self._places = Places(1 + WAITING, f"found {WAITING} requests that wait to read the lake, expected fewer")
         self._thread = ThreadPoolExecutor(1, "lake")
-        self._connection: duckdb.DuckDBPyConnection | None = None
+        self._connection: Connection | None = None
         self._scans = 0
 
     def ask(self, question: Question[T]) -> T:
@@ -134,7 +134,7 @@ class Lake:
         rule = _unwindowed(snapshot.rule)
         bound = f"_order < {int(before)}" if before is not None else "TRUE"
 
-        def read(db: duckdb.DuckDBPyConnection) -> pa.Table:
+        def read(db: Connection) -> pa.Table:
             return db.execute(
                 f"SELECT _order, CAST(_event_time AS TIMESTAMP) AS event_time, _op AS op, _agent AS agent, _value AS value, _provisional "
                 f"FROM {EVENTS} WHERE {bound} ORDER BY _order DESC LIMIT {int(limit) + 1}"
@@ -149,7 +149,7 @@ class Lake:
         rule = snapshot.rule
         assert rule is not None
 
-        def read(db: duckdb.DuckDBPyConnection) -> pa.Table:
+        def read(db: Connection) -> pa.Table:
             db.execute(f"DELETE FROM {EVENTS} WHERE _event_time > {literal(moment.isoformat())}::TIMESTAMPTZ")
             made = Fold(db, rule, "at").alone(EVENTS)
             provisional = f"(SELECT bool_or(_provisional) FROM {EVENTS}) AS _provisional"
@@ -169,7 +169,7 @@ class Lake:
         if newest is None or version > newest.version():
             raise DeltaError(f"state/{store.name} has no version {version} yet")
 
-        def read(db: duckdb.DuckDBPyConnection) -> Snapshot:
+        def read(db: Connection) -> Snapshot:
             self._want(db, snapshot, key)
             return load(db, self.config, store, version, WANTED)
 
@@ -187,7 +187,7 @@ class Lake:
         if given:
             bound += f" AND ? IN (reason, {KIND})"
 
-        def read(db: duckdb.DuckDBPyConnection) -> pa.Table:
+        def read(db: Connection) -> pa.Table:
             with ExitStack() as pins:
                 refused, requeued = (
                     pins.enter_context(pinned(db, path, delta.version(), "_quarantine")),
@@ -226,7 +226,7 @@ class Lake:
             return Page([], False)
         columns = casts({name: kind for name, kind in TASK_COLUMNS.items() if name != "position"})
 
-        def read(db: duckdb.DuckDBPyConnection) -> pa.Table:
+        def read(db: Connection) -> pa.Table:
             with pinned(db, path, delta.version(), "_tasks") as known:
                 query = f"SELECT {columns} FROM {known} WHERE {where} ORDER BY due, id LIMIT {int(limit) + 1}"
                 return db.execute(query, values).to_arrow_table(ROWS)
@@ -251,7 +251,7 @@ class Lake:
             FROM before FULL JOIN after USING ({names}) WHERE before._here IS NULL OR after._here IS NULL OR before.value IS DISTINCT FROM after.value)
             SELECT *, {counts} FROM differing ORDER BY key LIMIT {int(limit) + 1}"""
 
-        def read(db: duckdb.DuckDBPyConnection) -> pa.Table:
+        def read(db: Connection) -> pa.Table:
             with pinned(db, path, old, "_old") as before, pinned(db, path, new, "_new") as after:
                 return db.execute(query.format(old=before, new=after)).to_arrow_table(ROWS)
 
@@ -263,7 +263,7 @@ class Lake:
         """The first rows of a table, at most so many, and as many as an answer has room for."""
         columns = {name: found[name] for name in found.column_names}
         fit = fitting(columns, limit, self.config.api.max_answer, some=True)
-        return Page(rows_of(found.slice(0, fit)), fit < found.num_rows)
+        return Page(rows_of({name: column[:fit] for name, column in columns.items()}), fit < found.num_rows)
 
     def touched(self, snapshot: Snapshot, start: int, head: int) -> list[Key]:
         """The keys that the changelog's versions (start, head] touch. In a windowed store they have the window, or None for
@@ -281,7 +281,7 @@ class Lake:
         rule = spoken(rule, stream)
         columns = ", ".join(f"{quoted(k)} {t}" for k, t in zip(rule.keys, types, strict=True))
 
-        def read(db: duckdb.DuckDBPyConnection) -> pa.Table:
+        def read(db: Connection) -> pa.Table:
             rows = 0
             db.execute(f"CREATE OR REPLACE TEMP TABLE _touched ({columns})")
             try:
@@ -314,7 +314,7 @@ class Lake:
         changelog = table(self.config, "changelog", stream.name)
         position, pending, offsets = snapshot.pending_of(key)
 
-        def asked(db: duckdb.DuckDBPyConnection) -> pa.Table:
+        def asked(db: Connection) -> pa.Table:
             wanted = self._want(db, snapshot, key)
             at = {column: wanted[name] for name, column in self._plain(rule).items()}
             how = f"CREATE OR REPLACE TEMP TABLE {EVENTS} AS"
@@ -368,7 +368,7 @@ class Lake:
                 found[key.name] = column.name
         return found
 
-    def _want(self, db: duckdb.DuckDBPyConnection, snapshot: Snapshot, wanted: Sequence[str]) -> dict[str, Any]:
+    def _want(self, db: Connection, snapshot: Snapshot, wanted: Sequence[str]) -> dict[str, Any]:
         """Have a key as the relation :data:`WANTED`; its columns' values."""
         assert snapshot.rule is not None
         key = dict(zip(snapshot.rule.key_columns, snapshot.key(wanted), strict=True))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-import duckdb
-
 from api.engine.columns import Columns, Key, count
 from api.engine.deadline import Deadline
+from api.engine.duck import Connection
 from api.engine.types import canonical
 from api.engine.where import Where
 from api.errors import Problem, bad_parameter
@@ -16,9 +15,7 @@ from api.replica.snapshot import Inside, Selection, Snapshot
 PAGE = 5000  # rows that are made while those who change the state wait
 
 
-def selection(
-    snapshot: Snapshot, asked: dict[str, str], cursor: Callable[[], duckdb.DuckDBPyConnection], at_once: bool
-) -> Selection:
+def selection(snapshot: Snapshot, asked: dict[str, str], cursor: Callable[[], Connection], at_once: bool) -> Selection:
     """What the parameters ``prefix``, ``from``, ``to`` and ``where`` say, or a problem. What is pending is folded ``at_once``, where many
     pages are wanted, as a stream: a few keys of each would take much longer."""
     return Selection(*_bounds(snapshot, asked), _condition(snapshot, asked, cursor), at_once)
@@ -68,9 +65,7 @@ def pages(
     yield from iter(page, None)  # a loop would keep the rows of each page until the next is wanted
 
 
-def _condition(
-    snapshot: Snapshot, asked: dict[str, str], cursor: Callable[[], duckdb.DuckDBPyConnection]
-) -> Where | None:
+def _condition(snapshot: Snapshot, asked: dict[str, str], cursor: Callable[[], Connection]) -> Where | None:
     """What ``where`` says, or a problem."""
     if "where" not in asked:
         return None

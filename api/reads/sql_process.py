@@ -28,7 +28,7 @@ import duckdb
 import pyarrow as pa
 
 from api.engine.delta import pin
-from api.engine.duck import ROWS, literal, quoted, reach
+from api.engine.duck import ROWS, Connection, literal, quoted, reach
 from statehouse.tables import opened
 
 LENGTH = struct.Struct(">Q")
@@ -90,7 +90,7 @@ def answer(statement: Statement) -> Result | Failure:
             return Failure(NO_MEMORY if "bad_alloc" in str(error) else str(error))
 
 
-def _run(db: duckdb.DuckDBPyConnection, statement: Statement) -> Result | Failure:
+def _run(db: Connection, statement: Statement) -> Result | Failure:
     nodes = list(_nodes(_parsed(db, statement.sql)))
     functions = {node["function"]["function_name"].lower() for node in nodes if node.get("type") == "TABLE_FUNCTION"}
     if wrong := functions - set(FUNCTIONS):
@@ -121,7 +121,7 @@ def _run(db: duckdb.DuckDBPyConnection, statement: Statement) -> Result | Failur
     return Result(sink.getvalue().to_pybytes(), more, versions)
 
 
-def _parsed(db: duckdb.DuckDBPyConnection, sql: str) -> Any:
+def _parsed(db: Connection, sql: str) -> Any:
     """A statement as DuckDB's parser takes it apart, before anything is looked up. Raises its error where that is not one SELECT."""
     kinds = [found.type.name for found in db.extract_statements(sql)]
     if kinds != ["SELECT"]:
@@ -158,7 +158,7 @@ def _fit(batch: pa.RecordBatch, rows: int, room: int) -> int:
     return min(rows, fit)
 
 
-def _views(db: duckdb.DuckDBPyConnection, tables: Mapping[str, str]) -> dict[str, int]:
+def _views(db: Connection, tables: Mapping[str, str]) -> dict[str, int]:
     """Make some tables; the version of each, whatever is committed meanwhile."""
     versions: dict[str, int] = {}
     files: list[str] = []

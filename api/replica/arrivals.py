@@ -11,11 +11,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 from confluent_kafka import Message
 
-from api.engine.duck import quoted, selected
+from api.engine.duck import Connection, quoted, selected
 from api.engine.fold import GUARD
 from api.engine.prepared import Bag, Prepared
 from api.replica.lookup import Lookups
@@ -48,6 +47,7 @@ RECORDS = {
     "_order_header": pa.large_binary(),
     "_log_time": TIME,  # when it was read
 }
+HEADERS = OP_HEADER, STORE_HEADER, ID_HEADER, ORDER_HEADER  # in the order of their columns
 HANDED = ("_op_header", "_store_header", "_key", "_bytes", "_schema_header", "_order_header")  # to the decoder
 IN_ORDER = f"_op IN ('{REPORT}', 'purge')"  # what has its rank from its payload, where it does not give it itself
 PLACED = {
@@ -86,18 +86,7 @@ def record(
         key = key.decode() if isinstance(key, bytes) else key
     except UnicodeDecodeError:
         key = None
-    return (
-        topic,
-        partition,
-        offset,
-        usable_time(timestamp),
-        key,
-        value,
-        by_name.get(OP_HEADER),
-        by_name.get(STORE_HEADER),
-        by_name.get(ID_HEADER),
-        by_name.get(ORDER_HEADER),
-    )
+    return topic, partition, offset, usable_time(timestamp), key, value, *map(by_name.get, HEADERS)
 
 
 class Parser:
@@ -109,7 +98,7 @@ class Parser:
 
     def __init__(
         self,
-        db: duckdb.DuckDBPyConnection,
+        db: Connection,
         stream: Stream,
         rules: Iterable[Rule],
         stores: Sequence[Store],

@@ -14,7 +14,7 @@ import duckdb
 import pyarrow as pa
 
 from api.engine.delta import pin
-from api.engine.duck import literal, quoted
+from api.engine.duck import Connection, literal, quoted
 from api.engine.fold import GUARD
 from api.engine.prepared import Bag
 from statehouse.alike import nulled
@@ -32,7 +32,7 @@ log = logging.getLogger("statehouse.api")
 class Lookups:
     """Of one stream, for queries of one cursor."""
 
-    def __init__(self, db: duckdb.DuckDBPyConnection, stream: Stream) -> None:
+    def __init__(self, db: Connection, stream: Stream) -> None:
         self._bags = [(lookup, Bag(db, _name(lookup), _columns(lookup))) for lookup in stream.lookups]
         self._columns = stream.types
         self._stamps: dict[str, Any] = {}
@@ -92,7 +92,7 @@ def _cell(name: str, given: str, kind: str) -> str:
     return to_duckdb(within_years("_cell", kind)).replace("_cell", f"TRY_CAST({quoted(name)} AS {duckdb_type(kind)})")
 
 
-def _relation(db: duckdb.DuckDBPyConnection, path: str) -> str:
+def _relation(db: Connection, path: str) -> str:
     if path.lower().endswith(".csv"):
         how = """header = true, all_varchar = true, delim = ',', quote = '"', escape = '"'"""
         return f"read_csv({literal(path)}, {how})"

@@ -23,20 +23,19 @@ from api.engine.exact_json import dumps
 from api.engine.pool import Pool
 from api.replica.snapshot import ALL, BYTES, Selection, Snapshot
 from api.replica.sorted_version import Row
-from api.replica.storage import epoch_of, rule_of, within
+from api.replica.storage import placed, rule_of, within
 from statehouse.config.models import Config, Store
-from statehouse.tables import folded, generation, rows_and_bytes, table
+from statehouse.tables import folded, rows_and_bytes, table
 
 
 @dataclass(eq=False)
 class ReadThrough(Snapshot):
-    """A version of a store's table that stays where it is."""
+    """A version of a store's table that stays where it is; its methods are a snapshot's."""
 
     pool: Pool | None = None
     path: str = ""
 
     def get(self, parts: Sequence[str]) -> Row | None:
-        """As :meth:`Snapshot.get`."""
         return self._find_all([parts])[0]
 
     def at_once(self, parts: Sequence[str]) -> None:
@@ -65,7 +64,6 @@ class ReadThrough(Snapshot):
     def page(
         self, after: Sequence[str] | None, limit: int, of: Selection = ALL, deadline: Deadline | None = None
     ) -> tuple[Columns, bool]:
-        """As :meth:`Snapshot.page`."""
         if self.rule is None:
             return {}, False
         conditions: list[str] = []
@@ -112,15 +110,6 @@ def of_table(pool: Pool, config: Config, store: Store, version: int) -> ReadThro
     with pool.table(path, version) as (db, name):
         types = duck.types(db, name)
         none = db.execute(f"SELECT {casts(types)} FROM {name} LIMIT 0").to_arrow_table(ROWS)
-    return ReadThrough(
-        rule,
-        version,
-        generation(delta),
-        epoch_of(delta),
-        position=folded(delta),
-        keys=rows_and_bytes(path, version)[0],
-        columns={n: pa.array([], none[n].type) for n in types},
-        types=types,
-        pool=pool,
-        path=path,
-    )
+    columns, keys = {n: pa.array([], none[n].type) for n in types}, rows_and_bytes(path, version)[0]
+    snapshot = ReadThrough(rule, keys=keys, columns=columns, types=types, pool=pool, path=path)
+    return placed(snapshot, delta, version, folded(delta), None)

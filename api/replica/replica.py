@@ -17,11 +17,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import duckdb
-
 from api.engine import duck
 from api.engine.columns import Key
 from api.engine.delta_log import Log, Mark
+from api.engine.duck import Connection
 from api.engine.pool import Pool
 from api.engine.shards import Shards
 from api.replica.locks import ChangeSignal
@@ -97,7 +96,7 @@ class Replica:
                 return frozenset()
         return shards
 
-    def cursor(self) -> duckdb.DuckDBPyConnection:
+    def cursor(self) -> Connection:
         """A cursor for SQL over what is here; to be closed."""
         return self._connection.cursor()
 

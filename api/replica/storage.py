@@ -15,15 +15,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import duckdb
 import pyarrow as pa
 from deltalake import DeltaTable
 
 from api.engine import duck
 from api.engine.delta import pinned
-from api.engine.duck import cast, casts, quoted
+from api.engine.duck import Connection, cast, casts, quoted
 from api.engine.shards import Shards
 from api.replica.snapshot import Snapshot
 from statehouse.config.models import Config, Store
@@ -35,6 +34,7 @@ from statehouse.tables import definition_of, folded, generation, stored_rule, ta
 from statehouse.transpile import to_duckdb
 
 SOME = 100_000  # rows of a chunk, where few are expected
+Read = TypeVar("Read", bound=Snapshot)
 log = logging.getLogger("statehouse.api")
 
 
@@ -64,12 +64,10 @@ def read_file(
     if not (least or 0) <= metadata["version"] <= version:
         return None
     snapshot = of_table(rows, rule, metadata["types"])
-    return _placed(snapshot, delta, metadata["version"], metadata["position"], shards)
+    return placed(snapshot, delta, metadata["version"], metadata["position"], shards)
 
 
-def load_by_file(
-    db: duckdb.DuckDBPyConnection, config: Config, store: Store, version: int, shards: Shards | None
-) -> Snapshot:
+def load_by_file(db: Connection, config: Config, store: Store, version: int, shards: Shards | None) -> Snapshot:
     """A version of the state's table, by way of the file. Where that cannot be written, it is in memory as always.
 
     One process of a machine reads the table, the others wait for its file.
@@ -126,7 +124,7 @@ def _locked(config: Config, store: Store) -> Iterator[None]:
 
 
 def load(
-    cursor: duckdb.DuckDBPyConnection,
+    cursor: Connection,
     config: Config,
     store: Store,
     version: int,
@@ -156,13 +154,11 @@ def load(
             chunk = max(1, rows)
         where = f"WHERE {' AND '.join(tests)}" if tests else ""
         table_rows = cursor.execute(f"SELECT {columns} FROM lake {where} ORDER BY {order}").to_arrow_table(chunk)
-    return _placed(of_table(table_rows, rule, types), delta, version, folded(delta), shards)
+    return placed(of_table(table_rows, rule, types), delta, version, folded(delta), shards)
 
 
-def _placed(
-    snapshot: Snapshot, delta: DeltaTable, version: int, position: int | None, shards: Shards | None
-) -> Snapshot:
-    """Rows that were read, with what they are of."""
+def placed(snapshot: Read, delta: DeltaTable, version: int, position: int | None, shards: Shards | None) -> Read:
+    """A snapshot of some rows, which is told what they are of."""
     snapshot.version, snapshot.position, snapshot.shards = version, position, shards
     snapshot.generation, snapshot.epoch = generation(delta), epoch_of(delta)
     return snapshot

@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,7 +19,7 @@ import pyarrow.compute as pc
 from api.engine.changelog import CHANGELOG, attach, filled
 from api.engine.columns import Columns, Key, keys_of, taken
 from api.engine.delta import pinned, unpin
-from api.engine.duck import ROWS, quoted
+from api.engine.duck import ROWS, Connection, quoted
 from api.engine.fold import Fold, spoken, touched
 from api.replica.overlay import RowRef, Rows
 from api.replica.pending import PendingEvents, changed_rows
@@ -52,7 +51,7 @@ class FoldResult(NamedTuple):
 class Tail:
     """The fold that goes on from a snapshot. Raises sqlglot's or DuckDB's error where DuckDB has no words for the rule, or others."""
 
-    def __init__(self, db: duckdb.DuckDBPyConnection, snapshot: Snapshot, config: Config) -> None:
+    def __init__(self, db: Connection, snapshot: Snapshot, config: Config) -> None:
         assert snapshot.rule is not None
         self.db, self.config, self.snapshot, self.rule = db.cursor(), config, snapshot, snapshot.rule
         self.types = snapshot.types
@@ -223,7 +222,7 @@ class Tail:
         keys = self._query(touched(self.rule, events, self.rule.key_columns, self.types))
         return self.snapshot.ours(keys_of(keys.columns))
 
-    def _name(self, db: duckdb.DuckDBPyConnection, keys: Sequence[Key]) -> None:
+    def _name(self, db: Connection, keys: Sequence[Key]) -> None:
         """Keys as the relation :data:`TOUCHED`, until it is unregistered."""
         columns = dict(zip(self.rule.key_columns, zip(*keys, strict=True), strict=True))
         db.register(TOUCHED, pa.table({name: list(values) for name, values in columns.items()}))

@@ -38,6 +38,7 @@ AHEAD = 16  # requests that may wait for the answers before theirs, until no mor
 ROOM = 32 << 20  # bytes that are kept for slow callers, as of `Room`: of bodies, and as many of answers
 ASK_SECONDS = 1.0  # between two questions whether a caller who sends no more is still there
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+Headers = Sequence[tuple[bytes, bytes]]
 VERSIONS = ("1.0", "1.1")
 HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
 POINT = re.compile(rb"GET (/stores/[\w.~-]+/keys/[\w.~!$&'()*+,;=:@/%-]*) HTTP/1\.1", re.ASCII)
@@ -102,7 +103,9 @@ class Said(NamedTuple):
 
 
 class Connection(HttpToolsProtocol):
-    """HTTP/1.1 with one caller. A head may take ``IDLE_SECONDS`` to come, from the connection's begin or the last answer on."""
+    """HTTP/1.1 with one caller. A head may take ``IDLE_SECONDS`` to come, from the connection's begin or the last answer on.
+
+    Methods that say nothing are those of :class:`asyncio.Protocol`, httptools' parser and uvicorn's connection."""
 
     def __init__(self, fast: Fast, limits: Limits, bodies: Room, answers: Room, **words: Any) -> None:
         super().__init__(**words)
@@ -124,13 +127,11 @@ class Connection(HttpToolsProtocol):
         self._piece = 0  # bytes of what it is to read next: they are kept until it has read the last of them
 
     def connection_made(self, transport: Any) -> None:
-        """As of :class:`asyncio.Protocol`."""
         super().connection_made(transport)
         self._rests = self.loop.time()
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As of :class:`asyncio.Protocol`."""
         super().connection_lost(exc)
         self._whole()
         self.resume_writing()
@@ -160,7 +161,6 @@ class Connection(HttpToolsProtocol):
             self._stuck = None
 
     def data_received(self, data: bytes) -> None:
-        """As of :class:`asyncio.Protocol`."""
         if self._refusal:
             return
         if self._later:
@@ -264,12 +264,10 @@ class Connection(HttpToolsProtocol):
                 self.transport.close()
 
     def on_message_begin(self) -> None:
-        """As of httptools, like the next ones."""
         super().on_message_begin()
         self._within, self._headed, self._head = True, False, 0
 
     def on_url(self, url: bytes) -> None:
-        """A part of the target."""
         self._grow(len(url))
         super().on_url(url)
 
@@ -293,13 +291,11 @@ class Connection(HttpToolsProtocol):
         self.scope["extensions"] = {GONE: caller}
 
     def on_body(self, body: bytes) -> None:
-        """A part of it."""
         self._unread = 0
         super().on_body(body)
         self._body += len(body)
 
     def on_message_complete(self) -> None:
-        """The request is here."""
         self._unread, self._within = 0, False
         self._whole()
         super().on_message_complete()
@@ -320,7 +316,6 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        """As of uvicorn."""
         self._rests = self.loop.time()
         last = not self.pipeline
         super().on_response_complete()
@@ -370,9 +365,7 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
 
-def unfit(
-    version: str, target: bytes, headers: Sequence[tuple[bytes, bytes]], hosts: frozenset[str] | None
-) -> int | None:
+def unfit(version: str, target: bytes, headers: Headers, hosts: frozenset[str] | None) -> int | None:
     """The status for a head that RFC 9112 (or 9110) refuses, or that is for another host than ``hosts`` and this machine's."""
     if version not in VERSIONS:
         return 505
@@ -430,15 +423,12 @@ class Seen:
         self.begun, self.whole = 0, False
 
     def on_message_begin(self) -> None:
-        """A request begins."""
         self.begun += 1
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header is here."""
         self.headers.append((name.lower(), value))
 
     def on_message_complete(self) -> None:
-        """A request ends."""
         self.whole = True
 
 

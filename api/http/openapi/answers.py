@@ -35,7 +35,6 @@ def record(properties: dict[str, Schema], optional: tuple[str, ...] = (), more: 
 
 
 def listed(items: Schema, **more: Any) -> Schema:
-    """An array."""
     return {"type": "array", "items": items, **more}
 
 
@@ -199,7 +198,6 @@ def status(place: Place) -> Schema:
 
 
 def stores(place: Place) -> Schema:
-    """All of them."""
     return record({"stores": listed(status(place))})
 
 

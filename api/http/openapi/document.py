@@ -53,7 +53,7 @@ def document(app: Flask, base: str = "") -> dict[str, Any]:
             path, parameters = _path(route, where)
             for method in sorted((route.methods or set()) - set(EVERYONES)):
                 made = _operation(app, route, operation, where, method)
-                paths.setdefault(path, {**({"parameters": parameters} if parameters else {})})[method.lower()] = made
+                paths.setdefault(path, _given(parameters=parameters))[method.lower()] = made
     rows: dict[str, Any] = {}
     for name in config.stores:
         rows |= answers.components(place(store=name))
@@ -71,9 +71,9 @@ def document(app: Flask, base: str = "") -> dict[str, Any]:
         "paths": dict(sorted(paths.items())),
         "components": {
             "schemas": {"Problem": answers.PROBLEM, **schemas.COMPONENTS, **rows},
-            **({"securitySchemes": secured} if config.api.tokens else {}),
+            **_given(securitySchemes=secured if config.api.tokens else {}),
         },
-        **({"security": [{"bearer": []}]} if config.api.tokens else {}),
+        **_given(security=[{"bearer": []}] if config.api.tokens else []),
     }
 
 
@@ -132,9 +132,7 @@ def _operation(app: Flask, route: Route, operation: Operation, where: Place, met
     made: dict[str, Any] = {
         "operationId": "_".join(filter(None, names)),
         "summary": summary,
-        **({"description": description} if description else {}),
-        **({"tags": [where.store.name]} if where.store else {}),
-        **({"parameters": parameters} if parameters else {}),
+        **_given(description=description, parameters=parameters, tags=[where.store.name] if where.store else []),
     }
     if operation.body:
         content = {operation.body.mimetype: {"schema": of(operation.body.schema, where)}}
@@ -143,7 +141,7 @@ def _operation(app: Flask, route: Route, operation: Operation, where: Place, met
     for status, about in sorted(_problems(app, route, operation, where).items()):
         made["responses"][str(status)] = {
             "description": about,
-            **({"headers": {"Retry-After": _header("seconds")}} if status in (429, 503) else {}),
+            **_given(headers={"Retry-After": _header("seconds")} if status in (429, 503) else {}),
             "content": {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}},
         }
     if where.config.api.tokens and _blueprint(route) in OPEN:
@@ -170,17 +168,20 @@ def _blueprint(route: Route) -> str:
 
 
 def _parameter(parameter: Parameter, location: str, where: Place) -> dict[str, Any]:
-    about = {"description": parameter.about} if parameter.about else {}
-    required = {"required": True} if location == "path" else {}
-    return {"name": parameter.name, "in": location, **about, **required, "schema": of(parameter.schema, where)}
+    optional = _given(description=parameter.about, required=location == "path")
+    return {"name": parameter.name, "in": location, **optional, "schema": of(parameter.schema, where)}
 
 
 def _answer(answer: Answer, where: Place) -> dict[str, Any]:
     schemas_of = {kind: of(given, where) for kind, given in answer.content.items()}
     content = {kind: {"schema": schema} if schema else {} for kind, schema in schemas_of.items()}
     headers = {name: _header(about) for name, about in answer.headers.items()}
-    optional = {"headers": headers, "content": content}
-    return {"description": answer.about, **{name: part for name, part in optional.items() if part}}
+    return {"description": answer.about, **_given(headers=headers, content=content)}
+
+
+def _given(**parts: Any) -> dict[str, Any]:
+    """Those that say something."""
+    return {name: part for name, part in parts.items() if part}
 
 
 def _header(about: str) -> dict[str, Any]:
