@@ -21,20 +21,18 @@ NESTED = 80  # of an object or a list
 
 def moment(text: str | None) -> Markup:
     """A time as ISO 8601 in UTC: the page shows it in the reader's zone, where it has JavaScript."""
-    if not text:
-        return Markup('<span class="none">none</span>')
-    return Markup('<time datetime="{0}" title="{0}">{1}</time>').format(text, _utc(text))
+    return _time(text, Markup('<time datetime="{0}" title="{0}">{1}</time>'), "none")
 
 
 def age(text: str | None) -> Markup:
     """How long ago a time was; the page lets it tick."""
+    return _time(text, Markup('<time class="age" datetime="{0}" title="{0}">{1}</time>'), "never")
+
+
+def _time(text: str | None, element: Markup, none: str) -> Markup:
     if not text:
-        return Markup('<span class="none">never</span>')
-    return Markup('<time class="age" datetime="{0}" title="{0}">{1}</time>').format(text, _utc(text))
-
-
-def _utc(text: str) -> str:
-    return text.replace("T", " ").replace("Z", "").partition(".")[0] + " UTC"
+        return Markup('<span class="none">{}</span>').format(none)
+    return element.format(text, text.replace("T", " ").replace("Z", "").partition(".")[0] + " UTC")
 
 
 def value(found: Any, long: int = LONG) -> Markup:

@@ -13,8 +13,7 @@ from api.http import audit
 from api.http.context import answer, body_of, cursor_asked, limit_asked, service
 from api.http.history import DEFAULT_LIMIT, LIMIT, SLOW
 from api.http.openapi import answers, schemas
-from api.http.openapi.contract import Answer, Body, Parameter, Place, declared
-from api.http.openapi.schemas import Schema
+from api.http.openapi.contract import Answer, Body, Parameter, declared
 from api.http.writes import writes
 from statehouse.config.models import Stream
 from statehouse.requeue import MOST, requeue
@@ -25,6 +24,12 @@ REASON = Parameter(
     "reason", "only what was refused for it: one of a record, or that without what was found", schemas.TEXT
 )
 BEFORE = answers.cursor(schemas.matching(CURSOR))
+REFUSED = {
+    **{"topic": schemas.TEXT, "partition": answers.INTEGER, "offset": answers.INTEGER, "reason": schemas.TEXT},
+    **dict.fromkeys(("timestamp", "log_time"), schemas.shown("TIMESTAMP")),
+    **dict.fromkeys(("key", "payload", "requeued"), schemas.nullable(schemas.TEXT)),
+    "payload_bytes": schemas.shown("BINARY"),
+}
 PLACE = "-?[0-9]{1,9}:[0-9]{1,18}"
 
 refusals = Blueprint("refusals", __name__)
@@ -32,7 +37,9 @@ refusals = Blueprint("refusals", __name__)
 
 @refusals.get("/streams/<stream>/quarantine")
 @declared(
-    *(LIMIT, BEFORE, REASON), answers={200: Answer("a page of it", {JSON: answers.quarantine})}, problems={503: SLOW}
+    *(LIMIT, BEFORE, REASON),
+    answers={200: Answer("a page of it", {JSON: answers.paged(answers.record(REFUSED))})},
+    problems={503: SLOW},
 )
 def quarantine(stream: str) -> Response:
     """What was refused of a stream and why, newest first by partition and offset; ``requeued`` where it was sent again: as which
@@ -47,19 +54,16 @@ def quarantine(stream: str) -> Response:
     return answer({"rows": rows, "cursor": following})
 
 
-def _wanted(_place: Place) -> Schema:
-    """Which records: those of a reason, or some by their partition and offset."""
-    places = {"type": "array", "items": schemas.matching(PLACE), "minItems": 1, "maxItems": MOST}
-    return {"anyOf": [answers.record({"reason": schemas.TEXT}), answers.record({"records": places})]}
-
-
+PLACES = answers.listed(schemas.matching(PLACE), minItems=1, maxItems=MOST)
+# Which records: those of a reason, or some by their partition and offset.
+WANTED = {"anyOf": [answers.record({"reason": schemas.TEXT}), answers.record({"records": PLACES})]}
 COUNTS = {"sent": schemas.COUNT, "before": schemas.COUNT}
 SENT = answers.record({**COUNTS, "more": answers.BOOLEAN, "tokens": answers.NAMES})
 
 
 @writes.post("/streams/<stream>/requeue")
 @declared(
-    body=Body('which: {"reason": "not JSON: found …"}, or {"records": ["0:17"]}', JSON, _wanted),
+    body=Body('which: {"reason": "not JSON: found …"}, or {"records": ["0:17"]}', JSON, WANTED),
     answers={202: Answer("Kafka has acknowledged them", {JSON: SENT})},
     problems={
         503: "Kafka is away, or another one sends refused records of the stream again; asked once more, none is sent twice"

@@ -40,21 +40,20 @@ FILTERS = (
     Parameter("store", "only those that wait for a store", schemas.TEXT),
     Parameter("key", "only those that wait for a key, as its text in Kafka", schemas.TEXT),
 )
+TEXTS = ("task", "store", "key", "value", "reason", "topic", "message_key", "message", "set")
+ROW = {
+    **{"id": schemas.TEXT, "stream": schemas.TEXT, "status": {"enum": STATUSES}, "sent": schemas.COUNT},
+    **dict.fromkeys(("since", "due", "ended", "sent_at"), schemas.shown("TIMESTAMP")),
+    **dict.fromkeys(TEXTS, schemas.nullable(schemas.TEXT)),
+}
 WORDS = ("due", "after", "while", "send", "set")
-
-
-def _rows(_place: Place) -> Schema:
-    time, text = schemas.shown("TIMESTAMP"), schemas.nullable(schemas.TEXT)
-    texts = ("task", "store", "key", "value", "reason", "topic", "message_key", "message", "set")
-    state = {"id": schemas.TEXT, "stream": schemas.TEXT, "status": {"enum": STATUSES}, "sent": schemas.COUNT}
-    times = dict.fromkeys(("since", "due", "ended", "sent_at"), time)
-    return answers.paged(answers.record({**state, **times, **dict.fromkeys(texts, text)}))
 
 
 def _asked(here: Place) -> Schema:
     """A task that is asked for: when, and what."""
     found = [place(store=name) for name, store in here.config.stores.items() if not store.windows]
-    stores = [(p, p.rule, {"store": _store(p), "key": key_of(p)}) for p in found if p.rule]  # whose types are known
+    # Of those whose types are known.
+    stores = [(p, p.rule, {"store": {"const": p.rule.store.name}, "key": key_of(p)}) for p in found if p.rule]
     waits = [answers.record({**key, "value": schemas.value(rule.value_type)}) for _, rule, key in stores]
     sets = [
         answers.record({**key, "value": set_of(p)["properties"]["value"]})
@@ -72,11 +71,6 @@ def _asked(here: Place) -> Schema:
     return {"anyOf": either} if either else {"not": {}}
 
 
-def _store(here: Place) -> Schema:
-    assert here.store is not None
-    return {"const": here.store.name}
-
-
 TAKEN = answers.record({"id": schemas.TEXT, "due": schemas.shown("TIMESTAMP")})
 NO_TASKS = "the file has no `tasks`"
 
@@ -84,7 +78,7 @@ NO_TASKS = "the file has no `tasks`"
 @tasks.get("/tasks")
 @declared(
     *(answers.limit(DEFAULT_LIMIT), answers.cursor(schemas.matching(CURSOR)), *FILTERS),
-    answers={200: Answer("a page of them", {JSON: _rows})},
+    answers={200: Answer("a page of them", {JSON: answers.paged(answers.record(ROW))})},
     problems={404: NO_TASKS, 503: SLOW},
 )
 def list_tasks() -> Response:
@@ -131,7 +125,9 @@ def post_task() -> Response:
         said["send"] = _send(body["send"])
         key = said["send"].get("key", "")
     else:
-        store, rule, record = _set(body["set"])
+        store, rule, parts = _key(body["set"], "set")
+        given = {name: value for name, value in body["set"].items() if name in ("value", "agent")}
+        record = events.set_to(parts, given, store, rule)
         payload = exact_json.loads(record.payload or "{}")
         said["set"] = {"store": store.name, "key": record.key, **payload}
         stream, key = config.streams[store.stream], record.key
@@ -222,11 +218,6 @@ def _send(send: Any) -> dict[str, Any]:
     if not isinstance(send.get("key", ""), str):
         raise refused("bad-body", exact_json.dumps(send["key"])[:100], "a string", at="send.key")
     return send
-
-
-def _set(given: Any) -> tuple[Store, Rule | None, Record]:
-    store, rule, parts = _key(given, "set")
-    return store, rule, events.set_to(parts, {n: v for n, v in given.items() if n in ("value", "agent")}, store, rule)
 
 
 def _key(given: Any, at: str) -> tuple[Store, Rule | None, list[str]]:

@@ -124,12 +124,7 @@ def _locked(config: Config, store: Store) -> Iterator[None]:
 
 
 def load(
-    cursor: Connection,
-    config: Config,
-    store: Store,
-    version: int,
-    wanted: str | None = None,
-    shards: Shards | None = None,
+    db: Connection, config: Config, store: Store, version: int, wanted: str | None = None, shards: Shards | None = None
 ) -> Snapshot:
     """A version of a store's state table, copied into memory; of ``wanted``, a table of keys, only those, and only those in some
     ``shards``. The connection is for this alone then."""
@@ -140,20 +135,20 @@ def load(
     tests = within(rule)
     if wanted:
         tests.append(f"({names}) IN (SELECT {names} FROM {wanted})")
-    with pinned(cursor, path, version, "lake"):
-        types = duck.types(cursor, "lake")
+    with pinned(db, path, version, "lake"):
+        types = duck.types(db, "lake")
         order = ", ".join(map(quoted, rule.keys))
         # Moments are made plain UTC below: DuckDB asks its calendar for each of them, half of the time that this takes.
         columns = casts(types, but="TIMESTAMP")
         chunk = SOME
         if shards:
-            shards.declare(cursor, "_here")
+            shards.declare(db, "_here")
             tests = [f"_here({', '.join(cast(name, types[name]) for name in rule.key_columns)})", *within(rule)]
         elif not wanted:  # all as one chunk, or they would have to be copied together; but it is allocated at once
-            ((rows,),) = cursor.execute("SELECT count(*) FROM lake").fetchall()
+            ((rows,),) = db.execute("SELECT count(*) FROM lake").fetchall()
             chunk = max(1, rows)
         where = f"WHERE {' AND '.join(tests)}" if tests else ""
-        table_rows = cursor.execute(f"SELECT {columns} FROM lake {where} ORDER BY {order}").to_arrow_table(chunk)
+        table_rows = db.execute(f"SELECT {columns} FROM lake {where} ORDER BY {order}").to_arrow_table(chunk)
     return placed(of_table(table_rows, rule, types), delta, version, folded(delta), shards)
 
 

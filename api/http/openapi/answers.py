@@ -155,16 +155,6 @@ def reports(place: Place) -> Schema:
     return record({**kept, **REFLECTED}, tuple(AHEAD), more=place.rule is None)
 
 
-def quarantine(place: Place) -> Schema:
-    """What was refused of a stream."""
-    refused = {
-        **{"topic": TEXT, "partition": INTEGER, "offset": INTEGER, "reason": TEXT, "payload_bytes": shown("BINARY")},
-        **dict.fromkeys(("timestamp", "log_time"), shown("TIMESTAMP")),
-        **dict.fromkeys(("key", "payload", "requeued"), nullable(TEXT)),
-    }
-    return paged(record(refused))
-
-
 def status(place: Place) -> Schema:
     """A store: its definition, and how far it is."""
     text = nullable(TEXT)
