@@ -11,9 +11,9 @@ from api.fleet.membership import Fleet
 from api.http import access, audit, compress, cors, methods, metrics, problems
 from api.http.changes import follows
 from api.http.context import Service, caller_gone, check_shards
-from api.http.health import health
 from api.http.history import past
 from api.http.openapi.document import openapi
+from api.http.operations import health
 from api.http.point_reads import Fast
 from api.http.processors import processors
 from api.http.quarantine import refusals
