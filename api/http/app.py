@@ -13,9 +13,8 @@ from api.http.changes import follows
 from api.http.context import Service, caller_gone, check_shards
 from api.http.history import past
 from api.http.openapi.document import openapi
-from api.http.operations import health
+from api.http.operations import health, processors
 from api.http.point_reads import Fast
-from api.http.processors import processors
 from api.http.quarantine import refusals
 from api.http.sql import sql
 from api.http.stores import reads
