@@ -15,7 +15,8 @@ import uvicorn
 
 from api.http.context import GONE
 from api.server import protocol
-from api.server.protocol import ROOM, Connection, Limits, Said, in_ascii, parts, said, settings
+from api.server.head import Said, in_ascii, parts, said
+from api.server.protocol import ROOM, Connection, Limits, settings
 from api.server.room import Room
 from tests.support.api_lake import eventually
 
