@@ -6,7 +6,7 @@ import datetime as dt
 import hashlib
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -45,7 +45,7 @@ from api.http.openapi.contract import Answer, Body, Parameter, Place, declared
 from api.http.openapi.schemas import Schema
 from api.reads import scans
 from api.reads.lake import Past
-from api.reads.read_your_writes import After
+from api.reads.read_your_writes import After, Fresh
 from api.replica.snapshot import Snapshot
 from api.replica.sorted_version import Row
 from statehouse.config.models import Store
@@ -231,7 +231,7 @@ def point(row: Row, position: int | None, offsets: Mapping[str, int] | None) -> 
     return body, hashlib.blake2b(text, digest_size=12).hexdigest()
 
 
-def freshness(asked: Mapping[str, str]) -> Callable[[Snapshot], Snapshot]:
+def freshness(asked: Mapping[str, str]) -> Fresh:
     """What makes of a store's state that of the freshness that is asked for."""
     found = asked.get("freshness", LIVE)
     if found not in FRESHNESS:

@@ -12,6 +12,9 @@ from api.replica.replica import Replica
 from api.replica.snapshot import Snapshot
 from statehouse.config.models import Store
 
+Fresh = Callable[[Snapshot], Snapshot]
+Gone = Callable[[], bool]
+
 
 class After:
     """One request's write, which it waits for until ``seconds`` are over, or its caller is ``gone``, in one of so many ``places``;
@@ -21,14 +24,7 @@ class After:
     """
 
     def __init__(
-        self,
-        replica: Replica,
-        store: Store,
-        token: str,
-        seconds: float,
-        fresh: Callable[[Snapshot], Snapshot],
-        places: Places,
-        gone: Callable[[], bool],
+        self, replica: Replica, store: Store, token: str, seconds: float, fresh: Fresh, places: Places, gone: Gone
     ) -> None:
         topic, *place = token.rsplit(":", 2)
         expected = replica.config.streams[store.stream].topic

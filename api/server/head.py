@@ -31,7 +31,7 @@ WRONG = {  # found and expected, by the status
 }
 
 
-class Said(NamedTuple):
+class ReadHeaders(NamedTuple):
     """What the headers of a plain GET say."""
 
     authorization: str
@@ -69,9 +69,9 @@ def known(host: str, hosts: frozenset[str]) -> bool:
         return False
 
 
-def said(head: bytes, hosts: frozenset[str] | None = None) -> Said | None:
+def parse_head(head: bytes, hosts: frozenset[str] | None = None) -> ReadHeaders | None:
     """What the headers of a request say, if it is one whole GET without a body that needs no more than an answer; else None."""
-    seen = Seen()
+    seen = HeadParser()
     try:
         HttpRequestParser(seen).feed_data(head)
     except (HttpParserError, HttpParserUpgrade):
@@ -85,10 +85,10 @@ def said(head: bytes, hosts: frozenset[str] | None = None) -> Said | None:
         return None
     if unfit("1.1", b"/", seen.headers, hosts) or listed(named.get(SHARDS, b"0").decode("latin-1")) is None:
         return None
-    return Said(named.get(b"authorization", b"").decode("latin-1"), b"accept-encoding" in named)
+    return ReadHeaders(named.get(b"authorization", b"").decode("latin-1"), b"accept-encoding" in named)
 
 
-class Seen:
+class HeadParser:
     """What httptools finds in a head."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from api.http.context import GONE
 from api.http.point_reads import Fast, Wsgi
-from api.server.head import HEADERS, Said, in_ascii, parts, problem, said, unfit
+from api.server.head import HEADERS, ReadHeaders, in_ascii, parse_head, parts, problem, unfit
 from api.server.room import Room
 from api.server.wsgi import Bridge
 
@@ -90,7 +90,7 @@ class Connection(HttpToolsProtocol):
         self._unread = 0  # bytes that came since the parser had something to say of them
         self._wrong = 400  # the status for what the parser stops at
         self._block = b""  # the last headers as they came
-        self._said: Said | None = None  # what they say
+        self._headers_read: ReadHeaders | None = None  # what they say
         self._rests = 0.0  # since when nothing is to be done, on the loop's clock
         self._running: RequestResponseCycle | None = None  # the request that is being answered
         self._later = b""  # what came of requests that wait until others are answered
@@ -180,10 +180,10 @@ class Connection(HttpToolsProtocol):
         if not found or (self.cycle is not None and not self.cycle.response_complete):
             return False
         if block != self._block:  # a caller sends the same ones again and again
-            self._block, self._said = block, said(data, self._limits.hosts)
-        if self._said is None or self.flow.write_paused or self.transport.is_closing():
+            self._block, self._headers_read = block, parse_head(data, self._limits.hosts)
+        if self._headers_read is None or self.flow.write_paused or self.transport.is_closing():
             return False
-        authorization, packed = self._said
+        authorization, packed = self._headers_read
         address = self.client[0] if self.client else ""
         answer = self._fast.answer(found[1].decode("ascii"), authorization, address, packed)
         if answer is None:
