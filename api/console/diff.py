@@ -12,5 +12,5 @@ ROWS = 500
 @screen("past.diff")
 def page(store: str) -> str:
     given = asked()
-    found = ask(f"/stores/{store}/diff", {"limit": ROWS, "from": given.get("from"), "to": given.get("to")})
-    return render_template("diff.html", store=store, diff=found)
+    difference = ask(f"/stores/{store}/diff", {"limit": ROWS, "from": given.get("from"), "to": given.get("to")})
+    return render_template("diff.html", store=store, diff=difference)

@@ -24,11 +24,11 @@ docs = Blueprint("docs", __name__)
 @declared(answers={200: Answer("the page", {"text/html": {}})}, closed=False)
 def page() -> Response:
     """The API as a page for people: every route with its parameters, its schemas and an example."""
-    made = json.loads(exact_json.dumps(document(current_app, request.script_root)))
+    described = json.loads(exact_json.dumps(document(current_app, request.script_root)))
     groups: dict[str, list[dict[str, Any]]] = {}
-    for route in _routes(made, request.url_root.rstrip("/")):
+    for route in _routes(described, request.url_root.rstrip("/")):
         groups.setdefault(route["group"], []).append(route)
-    return page_of(render_template("api.html", groups=groups, tokens="security" in made))
+    return page_of(render_template("api.html", groups=groups, tokens="security" in described))
 
 
 def _routes(made: Mapping[str, Any], url: str) -> Iterator[dict[str, Any]]:

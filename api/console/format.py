@@ -70,8 +70,8 @@ def reports(found: Mapping[str, Mapping[str, Any]] | None) -> Markup:
     counts = Counter(plain(report["value"]) for report in (found or {}).values())
     if not counts:
         return Markup('<span class="none">none</span>')
-    said = [Markup("<bdi>{}</bdi>&nbsp;{}").format(text[:40], count) for text, count in counts.most_common(4)]
-    return Markup(", ").join(said) + ("" if len(counts) <= 4 else Markup(" …"))
+    words = [Markup("<bdi>{}</bdi>&nbsp;{}").format(text[:40], count) for text, count in counts.most_common(4)]
+    return Markup(", ").join(words) + ("" if len(counts) <= 4 else Markup(" …"))
 
 
 def number(found: int | float | Decimal) -> str:

@@ -123,5 +123,5 @@ def _flow(config: Config) -> Any:
 
 def _joined(store: Store, lookup: str) -> bool:
     """Whether a store's rule names a lookup's columns."""
-    said = [store.where, store.value, store.agent, *(key.expression for key in store.keys)]
-    return any(re.search(rf"\b{re.escape(lookup)}\.", text or "") for text in said)
+    expressions = [store.where, store.value, store.agent, *(key.expression for key in store.keys)]
+    return any(re.search(rf"\b{re.escape(lookup)}\.", text or "") for text in expressions)

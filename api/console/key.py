@@ -88,8 +88,8 @@ def page(store: str, key: str) -> str:
 
 def _state(target: str, query: Mapping[str, Any]) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = ask(target, query)
-        return found
+        state: dict[str, Any] = ask(target, query)
+        return state
     except Problem as problem:
         if problem.kind != "unknown-key":
             raise
@@ -180,7 +180,7 @@ def course(reduce: Any, events: Sequence[Mapping[str, Any]], value: Any, reports
     reducer of which it cannot be told so."""
     name, arguments = parse_reduce(reduce) if isinstance(reduce, str) else ("own", [])
     if name in REDUCERS and REDUCERS[name].per_agent:
-        standing, found = dict(reports), []
+        standing, values = dict(reports), []
         for event in events:
             if event["op"] == "purge":  # which withdraws every report
                 standing = {}
@@ -188,18 +188,18 @@ def course(reduce: Any, events: Sequence[Mapping[str, Any]], value: Any, reports
             standing = {name: report for name, report in standing.items() if name != agent}
             if event["value"] is not None and agent is not None:
                 standing[agent] = event
-            found.append(result(name, arguments, standing))
-        return found
+            values.append(result(name, arguments, standing))
+        return values
     contributed = [event["value"] for event in events]
     if name == "latest":
         return contributed
     if name not in ("sum", "count") or value is None or any(event["op"] != "report" for event in events):
         return None
-    found = []
+    values = []
     for amount in reversed(contributed):
-        found.append(value)
+        values.append(value)
         value -= amount or 0
-    return found[::-1]
+    return values[::-1]
 
 
 def _point(value: Any) -> str | float | None:

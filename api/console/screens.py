@@ -65,8 +65,8 @@ def install(app: Flask) -> None:
 
     @app.before_request
     def show() -> Response | None:
-        found = SCREENS.get(request.endpoint or "") if wants_html() else None
-        return page_of(found(**(request.view_args or {}))) if found else None
+        show_screen = SCREENS.get(request.endpoint or "") if wants_html() else None
+        return page_of(show_screen(**(request.view_args or {}))) if show_screen else None
 
     @app.after_request
     def show_problem(response: Response) -> Response:

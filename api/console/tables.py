@@ -21,8 +21,8 @@ def all_tables() -> str:
 
 @screen("tables.show_table")
 def page(table: str) -> str:
-    found = ask(f"/tables/{table}", {"limit": COMMITS})
-    return render_template("table.html", table=found, **{name: _over_time(found, name) for name in ("bytes", "files")})
+    log = ask(f"/tables/{table}", {"limit": COMMITS})
+    return render_template("table.html", table=log, **{name: _over_time(log, name) for name in ("bytes", "files")})
 
 
 def _over_time(table: Mapping[str, Any], name: str) -> Any:

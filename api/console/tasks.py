@@ -19,15 +19,15 @@ def page() -> str:
     given = asked()
     filters = {name: given[name] for name in FILTERS if name in given}
     config = service().config
-    found = ask("/tasks", {**filters, "cursor": given.get("cursor"), "limit": PAGE})
+    tasks = ask("/tasks", {**filters, "cursor": given.get("cursor"), "limit": PAGE})
     return render_template(
         "tasks.html",
-        page=found,
+        page=tasks,
         statuses=STATUSES,
         filters=filters,
         topics=config.askable_topics,
         settable=config.settable,
         with_status={status: f"/tasks?{urlencode({**filters, 'status': status})}" for status in STATUSES},
         without={name: f"/tasks?{urlencode({n: v for n, v in filters.items() if n != name})}" for name in filters},
-        following=f"/tasks?{urlencode({**filters, 'cursor': found['cursor']})}" if found["cursor"] else None,
+        following=f"/tasks?{urlencode({**filters, 'cursor': tasks['cursor']})}" if tasks["cursor"] else None,
     )

@@ -41,25 +41,25 @@ def attached(
 def may_have(values: Mapping[str, Any], files: pa.Table) -> pa.Array:
     """Of each file of a changelog whether it may have an event of a key, whose columns have these values: not where all are reports,
     and one of the values is less than the least or more than the greatest there."""
-    made = pa.array([True] * files.num_rows, pa.bool_())  # of no files, too
+    candidates = pa.array([True] * files.num_rows, pa.bool_())  # of no files, too
     if not {"min._op", "max._op"} <= set(files.column_names):
-        return made
+        return candidates
     reports = pc.and_(pc.equal(files["min._op"], "report"), pc.equal(files["max._op"], "report"))
     for name, value in values.items():
         least, most = f"min.{name}", f"max.{name}"
         if isinstance(value, (str, int)) and {least, most} <= set(files.column_names):
             outside = pc.or_(pc.greater(files[least], value), pc.less(files[most], value))
-            made = pc.and_(made, pc.invert(pc.fill_null(pc.and_(reports, outside), False)))
-    return made
+            candidates = pc.and_(candidates, pc.invert(pc.fill_null(pc.and_(reports, outside), False)))
+    return candidates
 
 
 def filled(db: Connection, relation: str, stream: Stream, names: list[str]) -> str:
     """A relation of changelog rows whose columns are ``names``, with those that the stream has gained; in Spark's words."""
     new = gained_columns(stream, names)
-    made = gained(stream, names, f"{_taken(db, new)}(_payload)" if new else "")
-    if not made:
+    more = gained(stream, names, f"{_taken(db, new)}(_payload)" if new else "")
+    if not more:
         return relation
-    columns = [spark_quoted(n) for n in names if n not in made] + [f"{e} AS {spark_quoted(n)}" for n, e in made.items()]
+    columns = [spark_quoted(n) for n in names if n not in more] + [f"{e} AS {spark_quoted(n)}" for n, e in more.items()]
     return f"(SELECT {', '.join(columns)} FROM {relation})"
 
 

@@ -29,7 +29,7 @@ from statehouse.transpile import duckdb_type, to_duckdb
 def check(config: Config, rules: dict[str, Rule]) -> list[tuple[tuple, str]]:
     """What DuckDB cannot compute: a path in the file, such as ``("stores", "rewards", "value")``, and why. Of a store
     whose ``rules`` are known (with the types that Spark found) the whole fold is tried, on no rows."""
-    found: list[tuple[tuple, str]] = []
+    problems: list[tuple[tuple, str]] = []
     # sqlglot also prints what it raises.
     logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
     with duck.connect() as connection:
@@ -37,12 +37,12 @@ def check(config: Config, rules: dict[str, Rule]) -> list[tuple[tuple, str]]:
             try:
                 connection.execute(f"CREATE OR REPLACE TABLE events ({_columns(stream)})")
             except (sqlglot.errors.SqlglotError, duckdb.Error) as error:
-                found.append((("streams", stream.name, "schema"), _reason(error)))
+                problems.append((("streams", stream.name, "schema"), _reason(error)))
                 continue
             payload = stream.types
             for place, expression in stream_expressions(stream):
                 if reason := _wrong(connection, expression, payload):
-                    found.append((place, reason))
+                    problems.append((place, reason))
             columns = changelog_columns(stream)
             for store in config.stores_of(stream.name):
                 wrong = [
@@ -50,8 +50,8 @@ def check(config: Config, rules: dict[str, Rule]) -> list[tuple[tuple, str]]:
                     for place, expression in store_expressions(store)
                     if (reason := _wrong(connection, expression, columns))
                 ]
-                found += wrong or _fold(connection, rules.get(store.name))
-    return found
+                problems += wrong or _fold(connection, rules.get(store.name))
+    return problems
 
 
 def _fold(connection: Connection, rule: Rule | None) -> list[tuple[tuple, str]]:

@@ -61,7 +61,7 @@ def parts(
     columns = [(quoted(f["name"]), _kind(f["type"])) for f in fields]
     # Of no rows, but with every column: also of a file that is older than one of them.
     none = ", ".join(f"CAST(NULL AS {kind}) AS {column}" for column, kind in columns)
-    made = ", ".join(f"CAST({column} AS {kind}) AS {column}" for column, kind in columns)
+    casts = ", ".join(f"CAST({column} AS {kind}) AS {column}" for column, kind in columns)
     if which:
         files = actions["path"].filter(which(actions)).to_pylist()
     deleted = deleted_rows(delta)
@@ -76,7 +76,7 @@ def parts(
                 on = "_f.file_index = _d.file AND _f.file_row_number = _d.row"
                 found = f"(SELECT _f.* FROM {found} AS _f ANTI JOIN {quoted(_deleted(name))} AS _d ON {on})"
             rows += f" UNION ALL BY NAME SELECT * FROM {found}"
-        db.execute(f"CREATE OR REPLACE TEMP VIEW {view} AS SELECT {made} FROM ({rows})")
+        db.execute(f"CREATE OR REPLACE TEMP VIEW {view} AS SELECT {casts} FROM ({rows})")
         yield view
 
 

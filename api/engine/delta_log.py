@@ -39,10 +39,10 @@ class Log:
     def _local(self) -> Mark | None:
         known = self._mark and self._at(self._mark.version)
         # Deleted and made anew (or replaced, or cleaned up) since the last look: begin from the listing.
-        found = known if known and known == self._mark else self._listed()
-        while found and (following := self._at(found.version + 1)):
-            found = following
-        return found
+        mark = known if known and known == self._mark else self._listed()
+        while mark and (following := self._at(mark.version + 1)):
+            mark = following
+        return mark
 
     def _at(self, version: int) -> Mark | None:
         with suppress(FileNotFoundError, NotADirectoryError):

@@ -89,8 +89,8 @@ def _extension(name: str) -> Path | None:
     """A signed extension as its wheel brings it, where it is."""
     spec = importlib.util.find_spec(f"duckdb_extension_{name}")
     folders = (spec and spec.submodule_search_locations) or []
-    found = (Path(f, "extensions", f"v{duckdb.__version__}", f"{name}.duckdb_extension") for f in folders)
-    return next((file for file in found if file.is_file()), None)
+    files = (Path(f, "extensions", f"v{duckdb.__version__}", f"{name}.duckdb_extension") for f in folders)
+    return next((file for file in files if file.is_file()), None)
 
 
 def _load(connection: Connection, name: str) -> None:

@@ -131,5 +131,5 @@ class Fold:
 
 
 def _created(table: str, columns: Mapping[str, str]) -> str:
-    made = ", ".join(f"{quoted(c)} {duckdb_type(t)}" for c, t in columns.items())
-    return f"CREATE OR REPLACE TABLE {quoted(table)} ({made})"
+    definitions = ", ".join(f"{quoted(c)} {duckdb_type(t)}" for c, t in columns.items())
+    return f"CREATE OR REPLACE TABLE {quoted(table)} ({definitions})"

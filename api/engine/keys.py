@@ -26,13 +26,13 @@ def typed(parts: Sequence[str], store: Store, types: Sequence[str]) -> list[str]
     names = "/".join(k.name for k in store.keys)
     if len(parts) != len(types):
         raise refused("bad-key", f"{len(parts)} parts separated by '/'", f"{len(types)}: {names}")
-    made = []
+    checked = []
     for key, part, kind in zip(store.keys, parts, types, strict=True):
         try:
-            made.append(canonical(part, kind))
+            checked.append(canonical(part, kind))
         except ValueError as error:
             raise refused("bad-key", repr(part[:100]), error, at=key.name) from None
-    return made
+    return checked
 
 
 def size(parts: Sequence[str]) -> int:

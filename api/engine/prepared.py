@@ -18,9 +18,9 @@ from statehouse.transpile import duckdb_type
 
 def cursor(db: Connection) -> Connection:
     """A cursor for what is here."""
-    made = db.cursor()
-    made.execute("PRAGMA disable_optimizer")
-    return made
+    connection = db.cursor()
+    connection.execute("PRAGMA disable_optimizer")
+    return connection
 
 
 class Bag:
@@ -38,8 +38,8 @@ class Bag:
 
     def put(self, rows: pa.Table) -> None:
         """Have these rows, by the names of their columns, in the place of the others."""
-        found = ((rows[field.name], field.type) for field in self._schema)
-        columns = [column if column.type == kind else column.cast(kind) for column, kind in found]
+        given = ((rows[field.name], field.type) for field in self._schema)
+        columns = [column if column.type == kind else column.cast(kind) for column, kind in given]
         self.rows = pa.table(columns, schema=self._schema)
 
     def __arrow_c_schema__(self) -> object:

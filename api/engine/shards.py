@@ -102,9 +102,9 @@ def murmur2s(texts: pa.Array) -> np.ndarray:
 
 def _texts(column: pa.Array, part: bool) -> pa.Array:
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        found = column.cast(pa.large_string())
-        if not part or not pc.any(pc.match_substring_regex(found, QUOTED)).as_py():
-            return found
+        strings = column.cast(pa.large_string())
+        if not part or not pc.any(pc.match_substring_regex(strings, QUOTED)).as_py():
+            return strings
     elif pa.types.is_integer(column.type):
         return column.cast(pa.large_string())  # nothing in it to encode but what is not encoded, its '-'
     texts = (text_of(value) for value in column.to_pylist())

@@ -177,10 +177,10 @@ def _date(text: str) -> str:
 
 
 def _moment(text: str) -> dt.datetime:
-    found = _TIME.fullmatch(text)
+    match = _TIME.fullmatch(text)
     try:
-        if found:
-            day, minutes, seconds, fraction, zone = found.groups()
+        if match:
+            day, minutes, seconds, fraction, zone = match.groups()
             micros = (fraction or ".0")[1:].ljust(6, "0")
             zone = "+00:00" if zone in (None, "Z") else zone
             moment = dt.datetime.fromisoformat(f"{day}T{minutes or '00:00'}{seconds or ':00'}.{micros}{zone}")

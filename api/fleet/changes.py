@@ -66,15 +66,15 @@ class Gathered:
             yield b"retry: 1000\n\n"
             while (left := until - time.monotonic()) > 0:
                 try:
-                    said = self._said.get(timeout=min(HEARTBEAT, left))
+                    message = self._said.get(timeout=min(HEARTBEAT, left))
                 except queue.Empty:
-                    said = None
+                    message = None
                 if time.monotonic() - heard > HEARTBEAT:
                     yield b": \n\n"
                     heard = time.monotonic()
-                if said is None:
+                if message is None:
                     continue
-                part, block = said
+                part, block = message
                 if block is None:
                     if not self._go_on(part):
                         return
@@ -127,10 +127,10 @@ class Gathered:
     def _theirs(self, address: str, shards: Sequence[int], place: str | None) -> Part:
         headers = {**self.headers, **({"Last-Event-ID": place} if place else {})}
         path = f"/stores/{quote(self.store)}/changes"
-        found = streamed(self.fleet, address, path, shards, headers, silence=3 * HEARTBEAT)
-        if found is None:
+        response = streamed(self.fleet, address, path, shards, headers, silence=3 * HEARTBEAT)
+        if response is None:
             raise Problem(503, "not-ready", f"{address} does not answer any more")
-        return Part(shards, _pieces(found))
+        return Part(shards, _pieces(response))
 
     def _read(self, part: Part) -> None:
         threading.Thread(target=self._follow, args=(part,), name="changes", daemon=True).start()

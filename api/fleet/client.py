@@ -81,11 +81,11 @@ def streamed(
     fleet: Fleet, address: str, path: str, shards: Collection[int], headers: Headers, silence: float | None = None
 ) -> urllib3.HTTPResponse | None:
     """Another instance's answer as it comes, None as of :func:`_sent`, which has ``silence``; its problem as our own."""
-    found = _sent(fleet, address, "GET", path, shards, headers, None, whole=False, silence=silence)
-    if found is not None and found.status != 200:
-        with found:
-            raise passed(found)
-    return found
+    response = _sent(fleet, address, "GET", path, shards, headers, None, whole=False, silence=silence)
+    if response is not None and response.status != 200:
+        with response:
+            raise passed(response)
+    return response
 
 
 def _sent(
@@ -109,19 +109,19 @@ def _sent(
     )
     try:
         try:
-            found = ask()
+            response = ask()
         except FAILURES as error:
             # A connection that was kept may be closed at the very moment that it is used again, and all that is asked here may be
             # asked twice. But not one who hangs: it was hung up on.
             if isinstance(error, urllib3.exceptions.TimeoutError) or not fleet.up(address):
                 raise
-            found = ask()
+            response = ask()
     except FAILURES:
         fleet.lost(address)
         return None
-    if found.status == ELSEWHERE:
-        found.close()
+    if response.status == ELSEWHERE:
+        response.close()
         fleet.gone(address, shards)
         return None
-    assert isinstance(found, urllib3.HTTPResponse)
-    return found
+    assert isinstance(response, urllib3.HTTPResponse)
+    return response

@@ -95,9 +95,9 @@ class Fleet:
         to see that nobody comes."""
         until = time.monotonic() + LOST_SECONDS
         while True:
-            made = {shard: self.holders(shard) for shard in shards}
-            if all(made.values()) or time.monotonic() > until or self._stop.wait(AGAIN_SECONDS):
-                return made
+            holders = {shard: self.holders(shard) for shard in shards}
+            if all(holders.values()) or time.monotonic() > until or self._stop.wait(AGAIN_SECONDS):
+                return holders
 
     def up(self, address: str) -> bool:
         """Whether an instance answers, as far as is known."""
@@ -177,27 +177,27 @@ class Fleet:
         self._share()
 
     def _addresses(self) -> set[str]:
-        found = set(self.limits.peers)
+        addresses = set(self.limits.peers)
         if self.limits.discover:
             url = urlsplit(self.limits.discover)
             for *_, place in socket.getaddrinfo(url.hostname, url.port, type=socket.SOCK_STREAM):
                 host, port = str(place[0]), int(place[1])
-                found.add(f"{url.scheme}://{f'[{host}]' if ':' in host else host}:{port}")
-        return found - {self.address}
+                addresses.add(f"{url.scheme}://{f'[{host}]' if ':' in host else host}:{port}")
+        return addresses - {self.address}
 
     def _ask(self, peer: Peer) -> None:
         try:
             url, timeout = f"{peer.address}/processors", Timeout(ANSWER_SECONDS)
             answer = self.http.request("GET", url, timeout=timeout, retries=ONCE_MORE)
-            said = answer.json()
-            if answer.status != 200 or said["shards"] != self.count:
+            body = answer.json()
+            if answer.status != 200 or body["shards"] != self.count:
                 raise ValueError(
-                    f"found {said.get('shards')} shards, expected {self.count}: its configuration is another"
+                    f"found {body.get('shards')} shards, expected {self.count}: its configuration is another"
                 )
-            if said["address"] != peer.address:  # who should have a shard is found by it: all have to call it the same
-                raise ValueError(f"found one that calls itself {said['address']}, expected that as its `api: address`")
-            holds = next(i["holds"] for i in said["instances"] if i["address"] == said["address"])
-            knows = frozenset(i["address"] for i in said["instances"] if i["up"]) if said["settled"] else None
+            if body["address"] != peer.address:  # who should have a shard is found by it: all have to call it the same
+                raise ValueError(f"found one that calls itself {body['address']}, expected that as its `api: address`")
+            holds = next(i["holds"] for i in body["instances"] if i["address"] == body["address"])
+            knows = frozenset(i["address"] for i in body["instances"] if i["up"]) if body["settled"] else None
         except (urllib3.exceptions.HTTPError, OSError, ValueError, LookupError, TypeError, StopIteration) as error:
             if peer.up or peer.error is None:
                 log.info("instance %s does not answer: %s", peer.address, error)

@@ -60,9 +60,9 @@ class Scan:
     @property
     def offsets(self) -> dict[str, int]:
         """Up to where some of what was read is ahead of the position."""
-        found = ahead(self._snapshot)
-        least(found, self._others_offsets)
-        return found
+        offsets = ahead(self._snapshot)
+        least(offsets, self._others_offsets)
+        return offsets
 
     def pages(self) -> Iterator[Columns]:
         """All of it, page by page."""
@@ -114,8 +114,8 @@ class Scan:
         yield from self._others(shards, after)
 
     def _others(self, shards: Sequence[int], after: Sequence[str] | None) -> Iterator[Columns]:
-        found = assigned(self._fleet, shards)
-        return self._merged([self._theirs(address, some, after) for address, some in found.items()])
+        addresses = assigned(self._fleet, shards)
+        return self._merged([self._theirs(address, some, after) for address, some in addresses.items()])
 
     def _opened(self, address: str, shards: Sequence[int], after: Sequence[str] | None) -> urllib3.HTTPResponse | None:
         rule = self._snapshot.rule
@@ -155,9 +155,9 @@ class Scan:
                     rest = next(source, None)
                 if rest is not None:
                     after.append((source, rest))
-            found = pa.table(joined(parts))
-            order = pc.sort_indices(found.select(names), sort_keys=[(name, "ascending") for name in names])
-            yield {name: found[name].combine_chunks().take(order) for name in found.column_names}
+            table = pa.table(joined(parts))
+            order = pc.sort_indices(table.select(names), sort_keys=[(name, "ascending") for name in names])
+            yield {name: table[name].combine_chunks().take(order) for name in table.column_names}
             left = after
 
 

@@ -90,9 +90,9 @@ def _token(authorization: str) -> str:
 
 def _authorize(holder: Holder | None, sent: bool) -> None:
     if holder is None:
-        found = "a token that is not known" if sent else "no token"
+        token = "a token that is not known" if sent else "no token"
         challenge = CHALLENGE + (', error="invalid_token"' if sent else "")
-        detail = f"found {found}, expected the header 'Authorization: Bearer TOKEN'"
+        detail = f"found {token}, expected the header 'Authorization: Bearer TOKEN'"
         raise Problem(401, "unauthorized", detail, {"WWW-Authenticate": challenge})
     needed = "write" if request.blueprint == "writes" else "read"
     if needed not in holder.scopes:

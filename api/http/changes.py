@@ -101,14 +101,14 @@ def _seconds(text: str | None) -> float:
 
 def _place(parameter: str | None) -> Place | None:
     """Where to go on from, as the header or else the parameter says; each of them has to be right."""
-    found = _parsed("bad-parameter", "position", parameter)
-    return _parsed("bad-header", "Last-Event-ID", request.headers.get("Last-Event-ID")) or found
+    start = _parsed("bad-parameter", "position", parameter)
+    return _parsed("bad-header", "Last-Event-ID", request.headers.get("Last-Event-ID")) or start
 
 
 def _parsed(kind: str, name: str, text: str | None) -> Place | None:
     if text is None:
         return None
-    found = re.fullmatch(r"(\d{1,18})(?:-([!-~]{1,100}))?", text, re.ASCII)
-    if not found:
+    match = re.fullmatch(r"(\d{1,18})(?:-([!-~]{1,100}))?", text, re.ASCII)
+    if not match:
         raise refused(kind, repr(text[:100]), "a position, or an event's id", at=name)
-    return Place(int(found[1]), found[2])
+    return Place(int(match[1]), match[2])

@@ -76,8 +76,8 @@ def service() -> Service:
 def raw_of(request: Request, mimetype: str) -> bytes:
     """The bytes that a request brings, all of them: a part of a body is never taken for the whole."""
     if request.mimetype != mimetype:
-        found = request.mimetype or "none"
-        raise Problem(415, "bad-body", f"found the content type {found[:100]}, expected {mimetype}")
+        sent = request.mimetype or "none"
+        raise Problem(415, "bad-body", f"found the content type {sent[:100]}, expected {mimetype}")
     body, length, limit = request.get_data(cache=False), request.content_length, request.max_content_length
     # Werkzeug gives the beginning of a body that is sent in chunks and goes on beyond the limit.
     if limit is not None and length != len(body) >= limit:

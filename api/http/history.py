@@ -91,11 +91,11 @@ def reports(store: str, key: str) -> Response:
     if not snapshot.has(parts):
         raise routing.nobody([routing.shard_of(snapshot, parts)])
     position = snapshot.position
-    found, offsets = snapshot.get(parts), snapshot.offsets(parts)
-    if found is None:
+    row, offsets = snapshot.get(parts), snapshot.offsets(parts)
+    if row is None:
         raise Problem(404, "unknown-key", f"found no {key[:100]!r} in {store}", position=position)
-    kept = {name: found[name] for name in ("value", "reports", "windows") if name in found}
-    return answer({**kept, "position": position, **provisional(offsets)})
+    shown = {name: row[name] for name in ("value", "reports", "windows") if name in row}
+    return answer({**shown, "position": position, **provisional(offsets)})
 
 
 @past.get("/stores/<store>/diff")

@@ -50,16 +50,16 @@ def _plain(raw: str) -> bool:
 
 
 def _allowed() -> list[str]:
-    found = set(request_ctx.url_adapter.allowed_methods() if request_ctx.url_adapter else ())
+    allowed = set(request_ctx.url_adapter.allowed_methods() if request_ctx.url_adapter else ())
     if _below():
         return [*READ]
     config, segments = service().config, request.path.split("/", 4)
     store = config.stores.get(segments[2]) if len(segments) > 3 and segments[1::2][:2] == ["stores", "keys"] else None
     if store and not config.writable(store.name):
-        return sorted(found & {"OPTIONS", *READ})
+        return sorted(allowed & {"OPTIONS", *READ})
     if _key() is not None:
-        found -= {"PUT"} if store and store.windows else set()
-    return sorted(found)
+        allowed -= {"PUT"} if store and store.windows else set()
+    return sorted(allowed)
 
 
 def _key() -> str | None:
@@ -71,5 +71,5 @@ def _key() -> str | None:
 def _below() -> str | None:
     """What is asked for of a key, where it is not the key that ends so."""
     key = _key() or ""
-    found = next((name for name in BELOW if key.endswith(f"/{name}")), None)
-    return found if found and paths.without(request.environ, found) is not None else None
+    below = next((name for name in BELOW if key.endswith(f"/{name}")), None)
+    return below if below and paths.without(request.environ, below) is not None else None

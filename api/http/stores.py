@@ -81,8 +81,8 @@ def _prefix(place: Place) -> Schema | None:
         return schemas.TEXT
     if not place.store.composite:
         return schemas.TEXT if place.kinds[0].upper() == "STRING" else None
-    made = schemas.prefix_pattern(place.kinds)
-    return None if made is None else schemas.matching(made)
+    pattern = schemas.prefix_pattern(place.kinds)
+    return None if pattern is None else schemas.matching(pattern)
 
 
 def _wanted_keys(place: Place) -> Schema:
@@ -188,18 +188,18 @@ def get_key(store: str, key: str) -> Response:
         position = snapshot.position  # before the row: it may be newer than it says, never older
         offsets: Mapping[str, int] | None = None
         if past:
-            found, position, offsets = _past(defined, snapshot, parts, asked)
+            row, position, offsets = _past(defined, snapshot, parts, asked)
         elif not snapshot.has(parts):
-            found, position = _by_table(defined, snapshot, parts)
+            row, position = _by_table(defined, snapshot, parts)
         else:
-            found, offsets = snapshot.get(parts), snapshot.offsets(parts)
+            row, offsets = snapshot.get(parts), snapshot.offsets(parts)
         if written is None or written.inside(snapshot):
             break
-    found = _windows(found, asked) if found and ("from" in asked or "to" in asked) else found
-    if found is None:
+    row = _windows(row, asked) if row and ("from" in asked or "to" in asked) else row
+    if row is None:
         named = "/".join(part[:100] for part in parts)
         raise Problem(404, "unknown-key", f"found no {named!r} in {store}", position=position)
-    body, tag = point(found, position, offsets)
+    body, tag = point(row, position, offsets)
     response = Response(body, content_type=JSON)
     response.set_etag(tag, weak=True)
     if "If-None-Match" in request.headers:
@@ -233,10 +233,10 @@ def point(row: Row, position: int | None, offsets: Mapping[str, int] | None) -> 
 
 def freshness(asked: Mapping[str, str]) -> Fresh:
     """What makes of a store's state that of the freshness that is asked for."""
-    found = asked.get("freshness", LIVE)
-    if found not in FRESHNESS:
-        raise bad_parameter("freshness", found, " or ".join(FRESHNESS))
-    return Snapshot.truth if found == CHANGELOG else lambda snapshot: snapshot
+    name = asked.get("freshness", LIVE)
+    if name not in FRESHNESS:
+        raise bad_parameter("freshness", name, " or ".join(FRESHNESS))
+    return Snapshot.truth if name == CHANGELOG else lambda snapshot: snapshot
 
 
 def provisional(offsets: Mapping[str, int] | None) -> dict[str, Any]:
@@ -248,10 +248,10 @@ def _seconds(text: str | None, most: float) -> float:
     if text is None:
         return min(WAIT, most)
     # By hand: float() also takes spaces, underscores and the digits of other scripts.
-    found = float(text) if re.fullmatch(r"\d+(\.\d+)?([eE][-+]?\d+)?", text, re.ASCII) else -1.0
-    if not 0 <= found <= most:
+    seconds = float(text) if re.fullmatch(r"\d+(\.\d+)?([eE][-+]?\d+)?", text, re.ASCII) else -1.0
+    if not 0 <= seconds <= most:
         raise bad_parameter("timeout", text, f"seconds, 0 to {most:g}")
-    return found
+    return seconds
 
 
 def _past(store: Store, snapshot: Snapshot, parts: list[str], asked: dict[str, str]) -> Past[Row | None]:
@@ -269,13 +269,13 @@ def _past(store: Store, snapshot: Snapshot, parts: list[str], asked: dict[str, s
     return service().lake.at(snapshot, parts, _moment("at", asked["at"]))
 
 
-def _windows(found: Row, asked: dict[str, str]) -> Row | None:
-    if "windows" not in found:
+def _windows(row: Row, asked: dict[str, str]) -> Row | None:
+    if "windows" not in row:
         raise Problem(400, "bad-parameter", "found from or to, expected neither: this store has no windows")
     least = _moment("from", asked["from"]) if "from" in asked else dt.datetime.min
     most = _moment("to", asked["to"]) if "to" in asked else dt.datetime.max
-    windows = [window for window in found["windows"] if least <= window["window_start"] < most]
-    return {**found, "windows": windows} if windows else None
+    windows = [window for window in row["windows"] if least <= window["window_start"] < most]
+    return {**row, "windows": windows} if windows else None
 
 
 def _moment(name: str, text: str) -> dt.datetime:
@@ -306,13 +306,13 @@ def lookup(store: str) -> Response:
         for key in (key if isinstance(key, list) else [key] for key in asked)
     ]
     asking = fleet_request()
-    made = routing.many(asking, snapshot, parts)
+    states = routing.many(asking, snapshot, parts)
     if routing.only(asking, snapshot) is not None:
-        text = "".join(f"{row or 'null'}\n" for row in made.rows)
-        return Response(text, 200, said(made.position, made.offsets), content_type=NDJSON)
-    found = list(zip(asked, made.rows, strict=True))
-    rows, missing = [row for _, row in found if row], [key for key, row in found if not row]
-    return listed(rows, {"missing": missing, "position": made.position, **provisional(made.offsets)})
+        text = "".join(f"{row or 'null'}\n" for row in states.rows)
+        return Response(text, 200, said(states.position, states.offsets), content_type=NDJSON)
+    pairs = list(zip(asked, states.rows, strict=True))
+    rows, missing = [row for _, row in pairs if row], [key for key, row in pairs if not row]
+    return listed(rows, {"missing": missing, "position": states.position, **provisional(states.offsets)})
 
 
 def _text(part: Any) -> str:
@@ -361,29 +361,29 @@ def scan(store: str) -> Response:
         raise keys.bad_cursor(text) from None
     # In pages one more tells whether there is a next one.
     wanted_rows = limit if kind else limit + 1
-    found = Scan(fleet_request(), snapshot, selection, after, wanted_rows, the_deadline())
+    result = Scan(fleet_request(), snapshot, selection, after, wanted_rows, the_deadline())
     if kind:
-        response = formats.streamed(found.pages(), kind, snapshot.schema())
-        response.headers.update(said(found.position, found.offsets))
+        response = formats.streamed(result.pages(), kind, snapshot.schema())
+        response.headers.update(said(result.position, result.offsets))
     else:
-        rows, whole = _in_room(found.pages(), replica.config.api.max_answer)
+        rows, whole = _in_room(result.pages(), replica.config.api.max_answer)
         more = count(rows) > limit or not whole
         rows = {name: column[:limit] for name, column in rows.items()}
         following = keys.cursor(snapshot.last(rows)) if more else None
-        besides = {"cursor": following, "position": found.position, **provisional(found.offsets)}
+        besides = {"cursor": following, "position": result.position, **provisional(result.offsets)}
         with service().turns.turns:  # meanwhile it takes several times its text
             response = listed(columns.listed(rows) if rows else b"", besides)
-    response.headers[PLACE] = found.place
+    response.headers[PLACE] = result.place
     return response
 
 
 def _in_room(pages: Iterator[Columns], room: int) -> tuple[Columns, bool]:
     """The rows of some pages, as many as there is room for, and whether these are all."""
-    found: list[Columns] = []
+    parts: list[Columns] = []
     for rows in pages:
-        fit = fitting(rows, count(rows), room, some=not found)
-        found.append({name: column[:fit] for name, column in rows.items()})
-        room -= size(found[-1])
+        fit = fitting(rows, count(rows), room, some=not parts)
+        parts.append({name: column[:fit] for name, column in rows.items()})
+        room -= size(parts[-1])
         if fit < count(rows) or room <= 0:
-            return joined(found), False
-    return joined(found or [{}]), True
+            return joined(parts), False
+    return joined(parts or [{}]), True

@@ -51,9 +51,9 @@ WORDS = ("due", "after", "while", "send", "set")
 
 def _asked(here: Place) -> Schema:
     """A task that is asked for: when, and what."""
-    found = [place(store=name) for name, store in here.config.stores.items() if not store.windows]
+    places = [place(store=name) for name, store in here.config.stores.items() if not store.windows]
     # Of those whose types are known.
-    stores = [(p, p.rule, {"store": {"const": p.rule.store.name}, "key": key_of(p)}) for p in found if p.rule]
+    stores = [(p, p.rule, {"store": {"const": p.rule.store.name}, "key": key_of(p)}) for p in places if p.rule]
     waits = [answers.record({**key, "value": schemas.value(rule.value_type)}) for _, rule, key in stores]
     sets = [
         answers.record({**key, "value": set_of(p)["properties"]["value"]})
@@ -116,35 +116,35 @@ def post_task() -> Response:
     for name in body:
         if name not in WORDS:
             raise refused("bad-body", f"the field {name[:100]!r}", f"one of {', '.join(WORDS)}")
-    said: dict[str, Any] = {"due": _due(body)}
+    task: dict[str, Any] = {"due": _due(body)}
     headers: tuple[tuple[str, str], ...] = ((OP_HEADER, "task"),)
     stream, key = next(iter(config.streams.values())), ""
     if ("send" in body) == ("set" in body):
         raise refused("bad-body", "both" if "send" in body else "neither", "one of send and set")
     if "send" in body:
-        said["send"] = _send(body["send"])
-        key = said["send"].get("key", "")
+        task["send"] = _send(body["send"])
+        key = task["send"].get("key", "")
     else:
         store, rule, parts = _key(body["set"], "set")
         given = {name: value for name, value in body["set"].items() if name in ("value", "agent")}
         record = events.set_to(parts, given, store, rule)
         payload = exact_json.loads(record.payload or "{}")
-        said["set"] = {"store": store.name, "key": record.key, **payload}
+        task["set"] = {"store": store.name, "key": record.key, **payload}
         stream, key = config.streams[store.stream], record.key
     if "while" in body:
         store, rule, parts = _key(body["while"], "while")
         value = body["while"].get("value")
         if value is None:
             raise refused("bad-body", "no value" if "value" not in body["while"] else "null", "a value", at="while")
-        said["value"] = events.checked(value, rule.value_type, "while.value") if rule else value
+        task["value"] = events.checked(value, rule.value_type, "while.value") if rule else value
         stream, key = config.streams[store.stream], keys.kafka_key(parts, store)
         headers += ((STORE_HEADER, store.name),)
     audit.note(key=key)
 
     def answered(tokens: list[Token]) -> dict[str, Any]:
-        return {"id": str(tokens[0]), "due": said["due"]}
+        return {"id": str(tokens[0]), "due": task["due"]}
 
-    document = written(stream.topic, [Record(key, exact_json.dumps(said), headers)], answered, asked=body)
+    document = written(stream.topic, [Record(key, exact_json.dumps(task), headers)], answered, asked=body)
     audit.note(token=document["id"])
     return answer(document, 202)
 
@@ -228,7 +228,7 @@ def _key(given: Any, at: str) -> tuple[Store, Rule | None, list[str]]:
     every = [name for name, store in config.stores.items() if not store.windows]
     known = config.settable if at == "set" else every
     if given["store"] not in known:
-        found = exact_json.dumps(given["store"])[:100]
-        raise refused("bad-body", found, f"one of {', '.join(known) or 'none'}", at=f"{at}.store")
+        shown = exact_json.dumps(given["store"])[:100]
+        raise refused("bad-body", shown, f"one of {', '.join(known) or 'none'}", at=f"{at}.store")
     store, rule = the_rule(given["store"])
     return store, rule, bulk.parts(given["key"], store, rule)

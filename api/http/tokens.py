@@ -68,10 +68,10 @@ class Tokens:
 
     def _look(self) -> tuple[int, int, int] | None:
         try:
-            found = os.stat(self._file)
+            status = os.stat(self._file)
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def read(file: str) -> list[Holder]:

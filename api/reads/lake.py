@@ -140,8 +140,8 @@ class Lake:
                 f"FROM {EVENTS} WHERE {bound} ORDER BY _order DESC LIMIT {int(limit) + 1}"
             ).to_arrow_table(ROWS)
 
-        found, position, offsets = self._read(snapshot, rule, key, read)
-        page = self._page(found, limit)
+        events, position, offsets = self._read(snapshot, rule, key, read)
+        page = self._page(events, limit)
         return Page([_event(row) for row in page.rows], page.more), position, offsets
 
     def at(self, snapshot: Snapshot, key: Sequence[str], moment: dt.datetime) -> Past[Row | None]:
@@ -151,14 +151,14 @@ class Lake:
 
         def read(db: Connection) -> pa.Table:
             db.execute(f"DELETE FROM {EVENTS} WHERE _event_time > {literal(moment.isoformat())}::TIMESTAMPTZ")
-            made = Fold(db, rule, "at").alone(EVENTS)
+            folded = Fold(db, rule, "at").alone(EVENTS)
             provisional = f"(SELECT bool_or(_provisional) FROM {EVENTS}) AS _provisional"
-            rows = f"SELECT {casts(snapshot.types)}, {provisional} FROM {quoted(made)} WHERE _present ORDER BY ALL"
+            rows = f"SELECT {casts(snapshot.types)}, {provisional} FROM {quoted(folded)} WHERE _present ORDER BY ALL"
             return db.execute(rows).to_arrow_table(ROWS)
 
-        found, position, offsets = self._read(snapshot, rule, key, read)
-        ahead = offsets if pc.any(found["_provisional"]).as_py() else {}
-        return of_table(found, rule, snapshot.types).get(key), position, ahead
+        state, position, offsets = self._read(snapshot, rule, key, read)
+        ahead = offsets if pc.any(state["_provisional"]).as_py() else {}
+        return of_table(state, rule, snapshot.types).get(key), position, ahead
 
     def version(
         self, store: Store, key: Sequence[str], snapshot: Snapshot, version: int
@@ -173,8 +173,8 @@ class Lake:
             self._want(db, snapshot, key)
             return load(db, self.config, store, version, WANTED)
 
-        found = self._tables.ask(read)
-        return found.get(key), found.position
+        loaded = self._tables.ask(read)
+        return loaded.get(key), loaded.position
 
     def quarantine(self, stream: str, before: tuple[int, int] | None, reason: str | None, limit: int) -> Page:
         """What was refused of a stream (for a reason, or one of a kind), newest first by partition and offset, and what it came back as
@@ -217,8 +217,8 @@ class Lake:
 
     def task(self, name: str) -> Row | None:
         """The task of an id."""
-        found = self._tasks("id = ?", [name], 1).rows
-        return found[0] if found else None
+        rows = self._tasks("id = ?", [name], 1).rows
+        return rows[0] if rows else None
 
     def _tasks(self, where: str, values: list[Any], limit: int) -> Page:
         path = tasks_table(self.config)
@@ -255,15 +255,15 @@ class Lake:
             with pinned(db, path, old, "_old") as before, pinned(db, path, new, "_new") as after:
                 return db.execute(query.format(old=before, new=after)).to_arrow_table(ROWS)
 
-        found = self._tables.ask(read)
-        totals = {change: found[change][0].as_py() if found.num_rows else 0 for change in CHANGES}
-        return self._page(found.drop_columns(list(CHANGES)), limit), totals
+        rows = self._tables.ask(read)
+        totals = {change: rows[change][0].as_py() if rows.num_rows else 0 for change in CHANGES}
+        return self._page(rows.drop_columns(list(CHANGES)), limit), totals
 
-    def _page(self, found: pa.Table, limit: int) -> Page:
+    def _page(self, table: pa.Table, limit: int) -> Page:
         """The first rows of a table, at most so many, and as many as an answer has room for."""
-        columns = {name: found[name] for name in found.column_names}
+        columns = {name: table[name] for name in table.column_names}
         fit = fitting(columns, limit, self.config.api.max_answer, some=True)
-        return Page(rows_of({name: column[:fit] for name, column in columns.items()}), fit < found.num_rows)
+        return Page(rows_of({name: column[:fit] for name, column in columns.items()}), fit < table.num_rows)
 
     def touched(self, snapshot: Snapshot, start: int, head: int) -> list[Key]:
         """The keys that the changelog's versions (start, head] touch. In a windowed store they have the window, or None for
@@ -361,12 +361,12 @@ class Lake:
     def _plain(self, rule: Rule) -> dict[str, str]:
         """The key's columns that are a column of the stream's as it is, and which."""
         types = {column.name.lower(): column.type.upper() for column in self.config.streams[rule.store.stream].columns}
-        found = {}
+        columns = {}
         for key, kind in zip(rule.store.keys, rule.key_types, strict=True):
             column = parse_expression(key.expression)
             if isinstance(column, exp.Column) and not column.table and types.get(column.name.lower()) == kind.upper():
-                found[key.name] = column.name
-        return found
+                columns[key.name] = column.name
+        return columns
 
     def _want(self, db: Connection, snapshot: Snapshot, wanted: Sequence[str]) -> dict[str, Any]:
         """Have a key as the relation :data:`WANTED`; its columns' values."""
@@ -385,8 +385,8 @@ def _gone(detail: str) -> Problem:
 
 def _unwindowed(rule: Rule) -> Rule:
     """The same rule without windows: an event once, and not in each of its windows."""
-    kept = {k: v for k, v in rule.store.definition.items() if k not in ("window", "retention")}
-    store = Store.model_validate({**kept, "name": rule.store.name})
+    definition = {k: v for k, v in rule.store.definition.items() if k not in ("window", "retention")}
+    store = Store.model_validate({**definition, "name": rule.store.name})
     return replace(rule, store=store)
 
 

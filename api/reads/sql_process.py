@@ -123,15 +123,15 @@ def _run(db: Connection, statement: Statement) -> Result | Failure:
 
 def _parsed(db: Connection, sql: str) -> Any:
     """A statement as DuckDB's parser takes it apart, before anything is looked up. Raises its error where that is not one SELECT."""
-    kinds = [found.type.name for found in db.extract_statements(sql)]
+    kinds = [statement.type.name for statement in db.extract_statements(sql)]
     if kinds != ["SELECT"]:
         raise duckdb.ParserException(f"found {', '.join(kinds) or 'no statement'}, expected one SELECT")
     row = db.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchone()
     assert row is not None
-    found = json.loads(row[0])
-    if found["error"]:
-        raise duckdb.ParserException(found["error_message"])
-    return found["statements"]
+    tree = json.loads(row[0])
+    if tree["error"]:
+        raise duckdb.ParserException(tree["error_message"])
+    return tree["statements"]
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:

@@ -111,14 +111,14 @@ class Parser:
         query = f"({_query(stream, '_decoded', self._lookups)})"
         self._query = Prepared(db, "_parsed", f"SELECT *, {selected(more)} FROM {query}" if more else query)
 
-    def parse(self, found: pa.Table) -> pa.Table:
+    def parse(self, records: pa.Table) -> pa.Table:
         """The rows for the changelog of those records that are not refused. Raises RegistryUnavailable where one has a schema that is not
         known, and the registry does not tell it."""
         self._lookups.refresh()
-        decoded = self._decode(found)
+        decoded = self._decode(records)
         events = pa.Table.from_batches([decoded])
         for name in PLACED:
-            events = events.append_column(name, found[name])
+            events = events.append_column(name, records[name])
         self._events.put(events.filter(events["_reason"].is_null()))
         return self._query.rows()
 
@@ -130,15 +130,15 @@ class Parser:
         known = dict(self._decoder.format.schemas)
         if not (wanted := [id for id in ids if id not in known]):
             return {}
-        found = registry_of(self._stream.registry).find(wanted)
+        schemas = registry_of(self._stream.registry).find(wanted)
         # That there is none of an id may not stay so.
-        if learned := {id: schema for id, schema in found.items() if schema}:
+        if learned := {id: schema for id, schema in schemas.items() if schema}:
             self._stream = grown(self._stream, learned)
             self._decoder = dataclasses.replace(self._decoder.knowing(learned), fields=fields_of(self._stream))
-        return found
+        return schemas
 
-    def _decode(self, found: pa.Table) -> pa.RecordBatch:
-        given = [found[name].to_pylist() for name in HANDED]
+    def _decode(self, records: pa.Table) -> pa.RecordBatch:
+        given = [records[name].to_pylist() for name in HANDED]
         decoded = self._decoder.decode(*given)
         if self._decoder.format.framed and (ids := wanted_by(decoded["_reason"].to_pylist())):
             schemas = self.learn(ids)

@@ -74,8 +74,8 @@ def table_of(lookup: Lookup) -> pa.Table:
         db.execute("SET TimeZone = 'UTC'")
         relation = _relation(db, lookup.table)
         described = db.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()
-        found = {name.strip().lower(): (name, kind) for name, kind, *_ in described}
-        cells = {c.name: _cell(*found[c.name.lower()], c.type) for c in lookup.columns}
+        names = {name.strip().lower(): (name, kind) for name, kind, *_ in described}
+        cells = {c.name: _cell(*names[c.name.lower()], c.type) for c in lookup.columns}
         row = ", ".join(f"{quoted(name)} := {cell}" for name, cell in cells.items())
         keys = {f"_key{i}": cells[column.name] for i, (column, _) in enumerate(lookup.matches)}
         named = ", ".join(f"{cell} AS {name}" for name, cell in keys.items())
@@ -105,8 +105,8 @@ def _stamp(path: str) -> Any:
     """What changes when a table does."""
     if (delta := opened(path)) is not None:
         return str(delta.metadata().id), delta.version()
-    found: Iterable[Path] = Path(path).iterdir() if Path(path).is_dir() else [Path(path)]
-    return sorted((str(file), os.stat(file).st_mtime_ns, os.stat(file).st_size) for file in found)
+    files: Iterable[Path] = Path(path).iterdir() if Path(path).is_dir() else [Path(path)]
+    return sorted((str(file), os.stat(file).st_mtime_ns, os.stat(file).st_size) for file in files)
 
 
 def _name(lookup: Lookup) -> str:

@@ -176,8 +176,8 @@ class Connection(HttpToolsProtocol):
     def _answered(self, data: bytes) -> bool:
         """Answer a point read, where nothing comes before it and nobody has to be waited for."""
         line, _, block = data.partition(b"\r\n")
-        found = POINT.fullmatch(line)
-        if not found or (self.cycle is not None and not self.cycle.response_complete):
+        target = POINT.fullmatch(line)
+        if not target or (self.cycle is not None and not self.cycle.response_complete):
             return False
         if block != self._block:  # a caller sends the same ones again and again
             self._block, self._headers_read = block, parse_head(data, self._limits.hosts)
@@ -185,7 +185,7 @@ class Connection(HttpToolsProtocol):
             return False
         authorization, packed = self._headers_read
         address = self.client[0] if self.client else ""
-        answer = self._fast.answer(found[1].decode("ascii"), authorization, address, packed)
+        answer = self._fast.answer(target[1].decode("ascii"), authorization, address, packed)
         if answer is None:
             return False
         body, tag = answer

@@ -100,15 +100,15 @@ def entry(place: Place) -> Schema:
     """What a lookup has of a key: its row; or, in a windowed store, the key and its windows."""
     if place.rule is None or not place.rule.store.windows:
         return row(place)
-    made = _row(place)
-    keys = {n: made["properties"][n] for n in place.rule.key_columns}
-    windows = record({n: s for n, s in made["properties"].items() if n not in keys})
+    whole = _row(place)
+    keys = {n: whole["properties"][n] for n in place.rule.key_columns}
+    windows = record({n: s for n, s in whole["properties"].items() if n not in keys})
     return record({**keys, "windows": listed(windows, minItems=1)})
 
 
 def _fields(place: Place) -> dict[str, Schema]:
-    made = entry(place) if place.store and place.store.windows else _row(place)
-    return made.get("properties", {})
+    schema = entry(place) if place.store and place.store.windows else _row(place)
+    return schema.get("properties", {})
 
 
 def _state(place: Place) -> Schema:
@@ -151,8 +151,8 @@ def diff(place: Place) -> Schema:
 
 def reports(place: Place) -> Schema:
     """The standing reports of a key."""
-    kept = {n: s for n, s in _fields(place).items() if n in ("value", "reports", "windows")}
-    return record({**kept, **REFLECTED}, tuple(AHEAD), more=place.rule is None)
+    fields = {n: s for n, s in _fields(place).items() if n in ("value", "reports", "windows")}
+    return record({**fields, **REFLECTED}, tuple(AHEAD), more=place.rule is None)
 
 
 def status(place: Place) -> Schema:

@@ -108,16 +108,16 @@ def declared(
 ) -> Callable[[View], View]:
     """Declare what a view takes and answers. ``problems`` are those of its own, by status; what every route of its kind may
     answer is added by :mod:`api.http.openapi.document`."""
-    made = Operation(tuple(parameters), tuple(headers), body, answers, problems or {}, only, closed)
+    operation = Operation(tuple(parameters), tuple(headers), body, answers, problems or {}, only, closed)
 
     def wrap(view: View) -> View:
         @functools.wraps(view)
         def held(*args: Any, **named: Any) -> Any:
             if closed and request.query_string:
-                check(made, named)
+                check(operation, named)
             return view(*args, **named)
 
-        held.operation = made  # type: ignore[attr-defined]
+        held.operation = operation  # type: ignore[attr-defined]
         return held  # type: ignore[return-value]
 
     return wrap

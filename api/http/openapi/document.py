@@ -52,8 +52,8 @@ def document(app: Flask, base: str = "") -> dict[str, Any]:
                 continue
             path, parameters = _path(route, where)
             for method in sorted((route.methods or set()) - set(EVERYONES)):
-                made = _operation(app, route, operation, where, method)
-                paths.setdefault(path, _given(parameters=parameters))[method.lower()] = made
+                described = _operation(app, route, operation, where, method)
+                paths.setdefault(path, _given(parameters=parameters))[method.lower()] = described
     rows: dict[str, Any] = {}
     for name in config.stores:
         rows |= answers.components(place(store=name))
@@ -129,24 +129,24 @@ def _operation(app: Flask, route: Route, operation: Operation, where: Place, met
     parameters = [_parameter(p, "query", where) for p in operation.parameters if of(p.schema, where) is not None]
     parameters += [_parameter(p, "header", where) for p in operation.headers]
     names = [route.endpoint.rpartition(".")[2], where.store.name if where.store else "", where.stream or ""]
-    made: dict[str, Any] = {
+    shown: dict[str, Any] = {
         "operationId": "_".join(filter(None, names)),
         "summary": summary,
         **_given(description=description, parameters=parameters, tags=[where.store.name] if where.store else []),
     }
     if operation.body:
         content = {operation.body.mimetype: {"schema": of(operation.body.schema, where)}}
-        made["requestBody"] = {"description": operation.body.about, "required": True, "content": content}
-    made["responses"] = {str(status): _answer(found, where) for status, found in sorted(operation.answers.items())}
+        shown["requestBody"] = {"description": operation.body.about, "required": True, "content": content}
+    shown["responses"] = {str(status): _answer(found, where) for status, found in sorted(operation.answers.items())}
     for status, about in sorted(_problems(app, route, operation, where).items()):
-        made["responses"][str(status)] = {
+        shown["responses"][str(status)] = {
             "description": about,
             **_given(headers={"Retry-After": _header("seconds")} if status in (429, 503) else {}),
             "content": {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}},
         }
     if where.config.api.tokens and _blueprint(route) in OPEN:
-        made["security"] = []
-    return made
+        shown["security"] = []
+    return shown
 
 
 def _problems(app: Flask, route: Route, operation: Operation, where: Place) -> Mapping[int, str]:

@@ -108,8 +108,8 @@ def keys_pattern(kinds: Sequence[str], separator: str = "/") -> str:
 def prefix_pattern(kinds: Sequence[str]) -> str | None:
     """A beginning of a composite key that ends in a part that is text; None where no part is."""
     ends = [i for i, kind in enumerate(kinds) if kind.upper() == "STRING"]
-    made = ["/".join([*(f"(?:{_plain_part(k, '/')})" for k in kinds[:end]), "[^/]*"]) for end in ends]
-    return "|".join(made) or None
+    patterns = ["/".join([*(f"(?:{_plain_part(k, '/')})" for k in kinds[:end]), "[^/]*"]) for end in ends]
+    return "|".join(patterns) or None
 
 
 def cursor_pattern(kinds: Sequence[str]) -> str:
