@@ -52,12 +52,12 @@ class Reply(NamedTuple):
     headers: dict[str, str]
 
 
-def said(position: int | None, offsets: Mapping[str, int]) -> dict[str, str]:
+def position_headers(position: int | None, offsets: Mapping[str, int]) -> dict[str, str]:
     """Headers that tell another instance what an answer reflects."""
     return {OFFSETS: json.dumps({"position": position, "offsets": offsets})}
 
 
-def passed(response: urllib3.HTTPResponse) -> Problem:
+def as_problem(response: urllib3.HTTPResponse) -> Problem:
     """Another instance's problem as our own."""
     document = json.loads(response.data)
     kind = str(document.get("type", "")).removeprefix("urn:statehouse:")
@@ -65,30 +65,30 @@ def passed(response: urllib3.HTTPResponse) -> Problem:
     return Problem(response.status, kind if kind in TITLES else "busy", document.get("detail", ""), headers)
 
 
-def asked(
+def ask_instance(
     request: FleetRequest, address: str, method: str, path: str, shards: Collection[int], body: bytes | None = None
 ) -> urllib3.HTTPResponse | None:
-    """Another instance's whole answer to what the request at hand asks, with its query; None as of :func:`_sent`."""
+    """Another instance's whole answer to what the request at hand asks, with its query; None as of :func:`_send`."""
     assert request.fleet is not None
     headers = dict(request.headers)
     if body is not None:
         headers["Content-Type"] = JSON
     path = f"{path}?{request.query}" if request.query else path
-    return _sent(request.fleet, address, method, path, shards, headers, body)
+    return _send(request.fleet, address, method, path, shards, headers, body)
 
 
-def streamed(
+def open_stream(
     fleet: Fleet, address: str, path: str, shards: Collection[int], headers: Headers, silence: float | None = None
 ) -> urllib3.HTTPResponse | None:
-    """Another instance's answer as it comes, None as of :func:`_sent`, which has ``silence``; its problem as our own."""
-    response = _sent(fleet, address, "GET", path, shards, headers, None, whole=False, silence=silence)
+    """Another instance's answer as it comes, None as of :func:`_send`, which has ``silence``; its problem as our own."""
+    response = _send(fleet, address, "GET", path, shards, headers, None, whole=False, silence=silence)
     if response is not None and response.status != 200:
         with response:
-            raise passed(response)
+            raise as_problem(response)
     return response
 
 
-def _sent(
+def _send(
     fleet: Fleet,
     address: str,
     method: str,

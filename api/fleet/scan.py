@@ -17,8 +17,8 @@ from api.engine.columns import Columns, Key, count, joined
 from api.engine.deadline import Deadline
 from api.engine.media_types import ARROW
 from api.engine.shards import Shards
-from api.fleet.client import FAILURES, OFFSETS, PLACE, FleetRequest, streamed
-from api.fleet.routing import ahead, assigned, least, only
+from api.fleet.client import FAILURES, OFFSETS, PLACE, FleetRequest, open_stream
+from api.fleet.routing import ahead, assign, least, shards_asked_for
 from api.reads.scans import pages
 from api.replica.snapshot import Selection, Snapshot
 
@@ -44,7 +44,7 @@ class Scan:
         self.place, self.position = snapshot.place, snapshot.position  # before the rows: they may be newer, never older
         self._others_offsets: dict[str, int] = {}
         self._sources = [pages(snapshot, of, after, limit, deadline)]
-        fleet, wanted = request.fleet, only(request, snapshot)
+        fleet, wanted = request.fleet, shards_asked_for(request, snapshot)
         if fleet is None or snapshot.shards is None:
             return
         if wanted is not None:
@@ -54,7 +54,7 @@ class Scan:
         self._fleet = fleet
         self._headers = request.token
         self._query = {n: v for n, v in request.parameters.items() if n not in ("limit", "cursor")}
-        for address, shards in assigned(fleet, set(range(fleet.count)) - snapshot.shards.numbers).items():
+        for address, shards in assign(fleet, set(range(fleet.count)) - snapshot.shards.numbers).items():
             self._sources.append(self._theirs(address, shards, after))
 
     @property
@@ -114,7 +114,7 @@ class Scan:
         yield from self._others(shards, after)
 
     def _others(self, shards: Sequence[int], after: Sequence[str] | None) -> Iterator[Columns]:
-        addresses = assigned(self._fleet, shards)
+        addresses = assign(self._fleet, shards)
         return self._merged([self._theirs(address, some, after) for address, some in addresses.items()])
 
     def _opened(self, address: str, shards: Sequence[int], after: Sequence[str] | None) -> urllib3.HTTPResponse | None:
@@ -125,7 +125,7 @@ class Scan:
             query["cursor"] = keys.cursor(after)
         path = f"/stores/{quote(rule.store.name)}/keys?{urlencode(query)}"
         headers = {**self._headers, "Accept": ARROW}
-        return streamed(self._fleet, address, path, shards, headers)
+        return open_stream(self._fleet, address, path, shards, headers)
 
     def _reached(self, response: urllib3.HTTPResponse) -> None:
         """Where another instance is: all of it is no further than the least."""

@@ -16,7 +16,7 @@ from api.fleet.changes import Gathered
 from api.http.context import fleet_request, service, the_snapshot
 from api.http.openapi.contract import Answer, Parameter, declared
 from api.http.openapi.schemas import Schema
-from api.reads.changes import Changes, Held, Place
+from api.reads.changes import Changes, Held, StreamPosition
 from api.replica.replica import Replica
 
 DAY = 86_400
@@ -70,11 +70,11 @@ def follow(store: str) -> Response:
     return Response(held, 200, HEADERS, content_type=EVENTS)
 
 
-def _events(replica: Replica, store: str, place: Place | None, seconds: float) -> Iterator[bytes]:
+def _events(replica: Replica, store: str, place: StreamPosition | None, seconds: float) -> Iterator[bytes]:
     """What is here; where a caller asks one of a fleet, what is anywhere in it."""
     lake, snapshot, fleet = service().lake, replica.snapshot(store), service().fleet
     asking = fleet_request()
-    wanted = routing.only(asking, snapshot)
+    wanted = routing.shards_asked_for(asking, snapshot)
     if fleet is None or snapshot.shards is None:
         return Changes(replica, lake, store, place).events(seconds)
     if wanted is not None:
@@ -99,16 +99,16 @@ def _seconds(text: str | None) -> float:
     return seconds
 
 
-def _place(parameter: str | None) -> Place | None:
+def _place(parameter: str | None) -> StreamPosition | None:
     """Where to go on from, as the header or else the parameter says; each of them has to be right."""
     start = _parsed("bad-parameter", "position", parameter)
     return _parsed("bad-header", "Last-Event-ID", request.headers.get("Last-Event-ID")) or start
 
 
-def _parsed(kind: str, name: str, text: str | None) -> Place | None:
+def _parsed(kind: str, name: str, text: str | None) -> StreamPosition | None:
     if text is None:
         return None
     match = re.fullmatch(r"(\d{1,18})(?:-([!-~]{1,100}))?", text, re.ASCII)
     if not match:
         raise refused(kind, repr(text[:100]), "a position, or an event's id", at=name)
-    return Place(int(match[1]), match[2])
+    return StreamPosition(int(match[1]), match[2])

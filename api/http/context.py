@@ -184,7 +184,7 @@ def elsewhere(snapshot: Snapshot, parts: Sequence[str], below: str = "") -> Resp
     """Another instance's answer to the request at hand, about a key; None: it is to be answered here, as no other one can."""
     if service().fleet is None:
         return None
-    reply = routing.one(fleet_request(), snapshot, parts, below)
+    reply = routing.forward(fleet_request(), snapshot, parts, below)
     return Response(*reply) if reply else None
 
 

@@ -78,7 +78,7 @@ def history(store: str, key: str) -> Response:
     FRESH,
     answers={200: Answer("the value and the reports", {JSON: answers.reports})},
     problems={404: "the key is not there", 503: UNREAD},
-    only=lambda place: place.store is not None and place.store.reducer.per_agent,
+    only=lambda scope: scope.store is not None and scope.store.reducer.per_agent,
 )
 def reports(store: str, key: str) -> Response:
     """Each agent's standing report of a key, where the store's reducer is over agents."""
@@ -89,7 +89,7 @@ def reports(store: str, key: str) -> Response:
     if reply := elsewhere(snapshot, parts, "/reports"):
         return reply
     if not snapshot.has(parts):
-        raise routing.nobody([routing.shard_of(snapshot, parts)])
+        raise routing.no_holder([routing.shard_of(snapshot, parts)])
     position = snapshot.position
     row, offsets = snapshot.get(parts), snapshot.offsets(parts)
     if row is None:

@@ -17,7 +17,7 @@ from api.errors import Problem, refused
 from api.http import formats
 from api.http.context import answer, body_of, limit_asked, listed, service, the_deadline
 from api.http.openapi import answers, schemas
-from api.http.openapi.contract import Answer, Body, Parameter, Place, declared, of
+from api.http.openapi.contract import Answer, Body, Parameter, Scope, declared, of
 from api.http.openapi.schemas import Schema
 from api.reads.sql import tables
 from api.reads.sql_process import Failure, Result, Statement, shown
@@ -38,8 +38,8 @@ LIMIT = answers.limit(DEFAULT_LIMIT)
 STATEMENT = {"type": "string", "minLength": 1, "maxLength": LONGEST, "examples": ["SELECT 1 AS one"]}
 
 
-def _body(place: Place) -> Schema:
-    return answers.record({"sql": STATEMENT, "limit": of(LIMIT.schema, place) or {}}, optional=("limit",))
+def _body(scope: Scope) -> Schema:
+    return answers.record({"sql": STATEMENT, "limit": of(LIMIT.schema, scope) or {}}, optional=("limit",))
 
 
 QUERY = Parameter("q", "the statement", STATEMENT)

@@ -22,7 +22,7 @@ from api.engine.media_types import ARROW, CSV, JSON, NDJSON
 from api.engine.types import moment, whole
 from api.errors import Problem, bad_parameter, refused
 from api.fleet import routing
-from api.fleet.client import PLACE, said
+from api.fleet.client import PLACE, position_headers
 from api.fleet.scan import Scan
 from api.http import formats, paths
 from api.http.context import (
@@ -41,7 +41,7 @@ from api.http.context import (
     version_of,
 )
 from api.http.openapi import answers, schemas
-from api.http.openapi.contract import Answer, Body, Parameter, Place, declared
+from api.http.openapi.contract import Answer, Body, Parameter, Scope, declared
 from api.http.openapi.schemas import Schema
 from api.reads import scans
 from api.reads.lake import Past
@@ -59,38 +59,38 @@ LIVE, CHANGELOG = FRESHNESS = "live", "changelog"
 reads = Blueprint("reads", __name__)
 
 
-def _timeout(place: Place) -> Schema:
-    most = place.config.api.max_time / 1000
+def _timeout(scope: Scope) -> Schema:
+    most = scope.config.api.max_time / 1000
     return {"type": "number", "minimum": 0, "maximum": most, "default": min(WAIT, most)}
 
 
-def _of_windows(place: Place) -> Schema | None:
-    return schemas.TIME if place.store and place.store.windows else None
+def _of_windows(scope: Scope) -> Schema | None:
+    return schemas.TIME if scope.store and scope.store.windows else None
 
 
-def _of_keys(place: Place) -> Schema:
-    if place.kinds is None or place.store is None:
+def _of_keys(scope: Scope) -> Schema:
+    if scope.kinds is None or scope.store is None:
         return schemas.TEXT
-    if place.store.composite:
-        return schemas.matching(schemas.keys_pattern(place.kinds))
-    return schemas.part(place.kinds[0])
+    if scope.store.composite:
+        return schemas.matching(schemas.keys_pattern(scope.kinds))
+    return schemas.part(scope.kinds[0])
 
 
-def _prefix(place: Place) -> Schema | None:
-    if place.kinds is None or place.store is None:
+def _prefix(scope: Scope) -> Schema | None:
+    if scope.kinds is None or scope.store is None:
         return schemas.TEXT
-    if not place.store.composite:
-        return schemas.TEXT if place.kinds[0].upper() == "STRING" else None
-    pattern = schemas.prefix_pattern(place.kinds)
+    if not scope.store.composite:
+        return schemas.TEXT if scope.kinds[0].upper() == "STRING" else None
+    pattern = schemas.prefix_pattern(scope.kinds)
     return None if pattern is None else schemas.matching(pattern)
 
 
-def _wanted_keys(place: Place) -> Schema:
-    kinds = place.kinds or (["STRING"] * len(place.store.keys) if place.store else [])
+def _wanted_keys(scope: Scope) -> Schema:
+    kinds = scope.kinds or (["STRING"] * len(scope.store.keys) if scope.store else [])
     parts = [schemas.in_body(kind) for kind in kinds]
     listed = {"type": "array", "prefixItems": parts, "minItems": len(parts), "maxItems": len(parts)}
     one = listed if len(parts) != 1 else {"anyOf": [*parts, listed]}
-    keys = {"type": "array", "items": one, "maxItems": place.config.api.max_rows}
+    keys = {"type": "array", "items": one, "maxItems": scope.config.api.max_rows}
     return {"type": "object", "properties": {"keys": keys}, "required": ["keys"]}
 
 
@@ -219,7 +219,7 @@ def _by_table(store: Store, snapshot: Snapshot, parts: list[str]) -> tuple[Row |
     """The state of a key that no instance has, by the newest version of the state's table."""
     newest = opened(table(service().config, "state", store.name))
     if newest is None or "after" in request.args:
-        raise routing.nobody([routing.shard_of(snapshot, parts)])
+        raise routing.no_holder([routing.shard_of(snapshot, parts)])
     return service().lake.version(store, parts, snapshot, newest.version())
 
 
@@ -306,10 +306,10 @@ def lookup(store: str) -> Response:
         for key in (key if isinstance(key, list) else [key] for key in asked)
     ]
     asking = fleet_request()
-    states = routing.many(asking, snapshot, parts)
-    if routing.only(asking, snapshot) is not None:
+    states = routing.look_up(asking, snapshot, parts)
+    if routing.shards_asked_for(asking, snapshot) is not None:
         text = "".join(f"{row or 'null'}\n" for row in states.rows)
-        return Response(text, 200, said(states.position, states.offsets), content_type=NDJSON)
+        return Response(text, 200, position_headers(states.position, states.offsets), content_type=NDJSON)
     pairs = list(zip(asked, states.rows, strict=True))
     rows, missing = [row for _, row in pairs if row], [key for key, row in pairs if not row]
     return listed(rows, {"missing": missing, "position": states.position, **provisional(states.offsets)})
@@ -364,7 +364,7 @@ def scan(store: str) -> Response:
     result = Scan(fleet_request(), snapshot, selection, after, wanted_rows, the_deadline())
     if kind:
         response = formats.streamed(result.pages(), kind, snapshot.schema())
-        response.headers.update(said(result.position, result.offsets))
+        response.headers.update(position_headers(result.position, result.offsets))
     else:
         rows, whole = _in_room(result.pages(), replica.config.api.max_answer)
         more = count(rows) > limit or not whole

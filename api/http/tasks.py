@@ -19,7 +19,7 @@ from api.http import audit
 from api.http.context import answer, body_of, cursor_asked, limit_asked, service, the_rule
 from api.http.history import DEFAULT_LIMIT, SLOW
 from api.http.openapi import answers, schemas
-from api.http.openapi.contract import Answer, Body, Parameter, Place, declared, place
+from api.http.openapi.contract import Answer, Body, Parameter, Scope, declared, scope_of
 from api.http.openapi.schemas import Schema
 from api.http.writes import IDEMPOTENCY, UNSENT, key_of, set_of, writes, written
 from api.writes import bulk, events
@@ -49,9 +49,9 @@ ROW = {
 WORDS = ("due", "after", "while", "send", "set")
 
 
-def _asked(here: Place) -> Schema:
+def _asked(here: Scope) -> Schema:
     """A task that is asked for: when, and what."""
-    places = [place(store=name) for name, store in here.config.stores.items() if not store.windows]
+    places = [scope_of(store=name) for name, store in here.config.stores.items() if not store.windows]
     # Of those whose types are known.
     stores = [(p, p.rule, {"store": {"const": p.rule.store.name}, "key": key_of(p)}) for p in places if p.rule]
     waits = [answers.record({**key, "value": schemas.value(rule.value_type)}) for _, rule, key in stores]

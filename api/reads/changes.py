@@ -29,7 +29,7 @@ HEARTBEAT = 5.0  # seconds; with it, it is noticed that a caller is gone
 PIECE = 500  # events that are sent at once
 
 
-class Place(NamedTuple):
+class StreamPosition(NamedTuple):
     """How far a caller is; ``epoch`` is None for one who comes from a scan, which only says the position."""
 
     position: int
@@ -66,7 +66,7 @@ class Changes:
     here. Raises a problem where that place is wrong or gone."""
 
     def __init__(
-        self, replica: Replica, lake: Lake, store: str, place: Place | None, shards: Shards | None = None
+        self, replica: Replica, lake: Lake, store: str, place: StreamPosition | None, shards: Shards | None = None
     ) -> None:
         self._replica, self._lake, self._store, self._shards = replica, lake, store, shards
         found = replica.changes(store, place.position if place else 0)
@@ -113,7 +113,7 @@ class Changes:
                 return
             changes = self._replica.changes(self._store, self._position)
 
-    def _check(self, place: Place, snapshot: Snapshot) -> None:
+    def _check(self, place: StreamPosition, snapshot: Snapshot) -> None:
         """A position that this process has not reached yet: another one may have, if the changelog has."""
         assert snapshot.rule is not None
         changelog = opened(table(self._replica.config, "changelog", snapshot.rule.store.stream))
@@ -121,7 +121,7 @@ class Changes:
             detail = f"found position {place.position}, expected one up to {snapshot.position or 0}"
             raise Problem(404, "unknown-position", detail)
 
-    def _touched(self, place: Place, snapshot: Snapshot, end: int) -> list[Key]:
+    def _touched(self, place: StreamPosition, snapshot: Snapshot, end: int) -> list[Key]:
         """The keys since a place that is too long ago for this process to remember."""
         if place.epoch is None and not self._replica.unreplaced(self._store):
             detail = f"{self._store} was replaced, and position {place.position} may be of the state before"

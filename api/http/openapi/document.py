@@ -17,7 +17,7 @@ from api.engine.media_types import JSON, PROBLEM
 from api.http.access import OPEN
 from api.http.context import answer, service
 from api.http.openapi import answers, schemas
-from api.http.openapi.contract import Answer, Operation, Parameter, Place, declared, of, place
+from api.http.openapi.contract import Answer, Operation, Parameter, Scope, declared, of, scope_of
 
 openapi = Blueprint("openapi", __name__)
 EVERYONES = ("HEAD", "OPTIONS")  # methods that every route has
@@ -56,7 +56,7 @@ def document(app: Flask, base: str = "") -> dict[str, Any]:
                 paths.setdefault(path, _given(parameters=parameters))[method.lower()] = described
     rows: dict[str, Any] = {}
     for name in config.stores:
-        rows |= answers.components(place(store=name))
+        rows |= answers.components(scope_of(store=name))
     secured = {"bearer": {"type": "http", "scheme": "bearer", "description": "a token of the file `api: tokens`"}}
     return {
         "openapi": "3.1.0",
@@ -84,17 +84,17 @@ def _version() -> str:
         return "0"
 
 
-def _places(route: Route) -> Iterator[Place]:
+def _places(route: Route) -> Iterator[Scope]:
     config = service().config
     if "store" in route.arguments:
-        yield from (place(store=name) for name in config.stores)
+        yield from (scope_of(store=name) for name in config.stores)
     elif "stream" in route.arguments:
-        yield from (place(stream=name) for name in config.streams)
+        yield from (scope_of(stream=name) for name in config.streams)
     else:
-        yield place()
+        yield scope_of()
 
 
-def _path(route: Route, where: Place) -> tuple[str, list[dict[str, Any]]]:
+def _path(route: Route, where: Scope) -> tuple[str, list[dict[str, Any]]]:
     """A route's path in a place, and its parameters: the parts of the key."""
     parts: list[dict[str, Any]] = []
     text = route.rule.replace("<store>", where.store.name if where.store else "")
@@ -107,7 +107,7 @@ def _path(route: Route, where: Place) -> tuple[str, list[dict[str, Any]]]:
     return re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", text), parts
 
 
-def _parts(where: Place) -> Iterator[dict[str, Any]]:
+def _parts(where: Scope) -> Iterator[dict[str, Any]]:
     assert where.store is not None
     kinds = where.kinds or ["STRING"] * len(where.store.keys)
     for key, kind in zip(where.store.keys, kinds, strict=True):
@@ -118,13 +118,13 @@ def _parts(where: Place) -> Iterator[dict[str, Any]]:
         yield _parameter(Parameter(re.sub(r"[^\w.-]", "_", key.name), about, schema), "path", where)
 
 
-def _texts(where: Place) -> int:
+def _texts(where: Scope) -> int:
     """How many parts of the key are text: where more than one is, none can have a '/' in a path, see api.http.paths."""
     assert where.store is not None
     return len(where.store.keys) if where.kinds is None else [k.upper() for k in where.kinds].count("STRING")
 
 
-def _operation(app: Flask, route: Route, operation: Operation, where: Place, method: str) -> dict[str, Any]:
+def _operation(app: Flask, route: Route, operation: Operation, where: Scope, method: str) -> dict[str, Any]:
     summary, _, description = _prose(app.view_functions[route.endpoint].__doc__ or "").partition("\n\n")
     parameters = [_parameter(p, "query", where) for p in operation.parameters if of(p.schema, where) is not None]
     parameters += [_parameter(p, "header", where) for p in operation.headers]
@@ -149,7 +149,7 @@ def _operation(app: Flask, route: Route, operation: Operation, where: Place, met
     return shown
 
 
-def _problems(app: Flask, route: Route, operation: Operation, where: Place) -> Mapping[int, str]:
+def _problems(app: Flask, route: Route, operation: Operation, where: Scope) -> Mapping[int, str]:
     limits, found = where.config.api, set()
     if operation.closed:
         found |= {400}
@@ -167,12 +167,12 @@ def _blueprint(route: Route) -> str:
     return route.endpoint.rpartition(".")[0]
 
 
-def _parameter(parameter: Parameter, location: str, where: Place) -> dict[str, Any]:
+def _parameter(parameter: Parameter, location: str, where: Scope) -> dict[str, Any]:
     optional = _given(description=parameter.about, required=location == "path")
     return {"name": parameter.name, "in": location, **optional, "schema": of(parameter.schema, where)}
 
 
-def _answer(answer: Answer, where: Place) -> dict[str, Any]:
+def _answer(answer: Answer, where: Scope) -> dict[str, Any]:
     schemas_of = {kind: of(given, where) for kind, given in answer.content.items()}
     content = {kind: {"schema": schema} if schema else {} for kind, schema in schemas_of.items()}
     headers = {name: _header(about) for name, about in answer.headers.items()}
