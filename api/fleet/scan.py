@@ -20,7 +20,7 @@ from api.engine.shards import Shards
 from api.fleet.client import FAILURES, OFFSETS, PLACE, FleetRequest, open_stream
 from api.fleet.routing import ahead, assign, least, shards_asked_for
 from api.reads.scans import pages
-from api.replica.snapshot import Selection, Snapshot
+from api.replica.snapshot import After, Selection, Snapshot
 
 MOST = 10**9  # rows of a scan
 
@@ -32,13 +32,7 @@ class Scan:
     """
 
     def __init__(
-        self,
-        request: FleetRequest,
-        snapshot: Snapshot,
-        of: Selection,
-        after: Sequence[str] | None,
-        limit: int,
-        deadline: Deadline,
+        self, request: FleetRequest, snapshot: Snapshot, of: Selection, after: After, limit: int, deadline: Deadline
     ) -> None:
         self._snapshot, self._limit = snapshot, limit
         self.place, self.position = snapshot.place, snapshot.position  # before the rows: they may be newer, never older
@@ -89,7 +83,7 @@ class Scan:
             if count(kept := {name: column.filter(mask) for name, column in rows.items()}):
                 yield kept
 
-    def _theirs(self, address: str, shards: Sequence[int], after: Sequence[str] | None) -> Iterator[Columns]:
+    def _theirs(self, address: str, shards: Sequence[int], after: After) -> Iterator[Columns]:
         """Another instance's rows of some shards, after a key. Where it ends amid them, others go on."""
         response = self._opened(address, shards, after)
         if response is None:
@@ -98,7 +92,7 @@ class Scan:
         return self._read(response, address, shards, after)
 
     def _read(
-        self, response: urllib3.HTTPResponse, address: str, shards: Sequence[int], after: Sequence[str] | None
+        self, response: urllib3.HTTPResponse, address: str, shards: Sequence[int], after: After
     ) -> Iterator[Columns]:
         response.auto_close = False  # at its end: Arrow asks once more
         try:
@@ -113,11 +107,11 @@ class Scan:
             self._fleet.lost(address)
         yield from self._others(shards, after)
 
-    def _others(self, shards: Sequence[int], after: Sequence[str] | None) -> Iterator[Columns]:
+    def _others(self, shards: Sequence[int], after: After) -> Iterator[Columns]:
         addresses = assign(self._fleet, shards)
         return self._merged([self._theirs(address, some, after) for address, some in addresses.items()])
 
-    def _opened(self, address: str, shards: Sequence[int], after: Sequence[str] | None) -> urllib3.HTTPResponse | None:
+    def _opened(self, address: str, shards: Sequence[int], after: After) -> urllib3.HTTPResponse | None:
         rule = self._snapshot.rule
         assert rule is not None
         query = {**self._query, "limit": str(min(self._limit, MOST))}

@@ -45,7 +45,7 @@ from api.http.openapi.contract import Answer, Body, Parameter, Scope, declared
 from api.http.openapi.schemas import Schema
 from api.reads import scans
 from api.reads.lake import Past
-from api.reads.read_your_writes import After, Fresh
+from api.reads.read_your_writes import Fresh, ReadYourWrites
 from api.replica.snapshot import Snapshot
 from api.replica.sorted_version import Row
 from statehouse.config.models import Store
@@ -178,7 +178,7 @@ def get_key(store: str, key: str) -> Response:
     written = None
     if "after" in asked:
         waits = service().waits
-        written = After(replica, defined, asked["after"], seconds, seen, waits, caller_gone())
+        written = ReadYourWrites(replica, defined, asked["after"], seconds, seen, waits, caller_gone())
     while True:
         if written:
             written.wait()

@@ -16,7 +16,7 @@ Fresh = Callable[[Snapshot], Snapshot]
 Gone = Callable[[], bool]
 
 
-class After:
+class ReadYourWrites:
     """One request's write, which it waits for until ``seconds`` are over, or its caller is ``gone``, in one of so many ``places``;
     ``fresh`` makes of a store's state what its answer is of.
 

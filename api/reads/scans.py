@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from api.engine.columns import Columns, Key, count
 from api.engine.deadline import Deadline
@@ -10,7 +10,7 @@ from api.engine.duck import Connection
 from api.engine.types import canonical
 from api.engine.where import Where
 from api.errors import Problem, bad_parameter
-from api.replica.snapshot import Inside, Selection, Snapshot
+from api.replica.snapshot import After, Inside, Selection, Snapshot
 
 PAGE = 5000  # rows that are made while those who change the state wait
 
@@ -39,9 +39,7 @@ def _bounds(snapshot: Snapshot, asked: dict[str, str]) -> tuple[Key, Inside | No
     return least, inside if most is not None or prefix else None
 
 
-def pages(
-    snapshot: Snapshot, of: Selection, after: Sequence[str] | None, limit: int, deadline: Deadline
-) -> Iterator[Columns]:
+def pages(snapshot: Snapshot, of: Selection, after: After, limit: int, deadline: Deadline) -> Iterator[Columns]:
     """All of a scan, page by page. A key that changes meanwhile is given once, as it was or as it is. Each page of a stream has the
     time of the deadline, all others together have it once; a problem where one is not made by then."""
     if of.at_once:

@@ -21,7 +21,7 @@ from api.engine.deadline import Deadline
 from api.engine.duck import ROWS, casts, quoted
 from api.engine.exact_json import dumps
 from api.engine.pool import Pool
-from api.replica.snapshot import ALL, BYTES, Selection, Snapshot
+from api.replica.snapshot import ALL, BYTES, After, Selection, Snapshot
 from api.replica.sorted_version import Row
 from api.replica.storage import placed, rule_of, within
 from statehouse.config.models import Config, Store
@@ -62,7 +62,7 @@ class ReadThrough(Snapshot):
         return [rows[key][0] if key in rows else None for key in wanted]
 
     def page(
-        self, after: Sequence[str] | None, limit: int, of: Selection = ALL, deadline: Deadline | None = None
+        self, after: After, limit: int, of: Selection = ALL, deadline: Deadline | None = None
     ) -> tuple[Columns, bool]:
         if self.rule is None:
             return {}, False

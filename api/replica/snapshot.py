@@ -31,6 +31,7 @@ SHORTEST, LONGEST = 16, 4096  # rows that a scan takes at once
 AT_ONCE = 5000  # keys that are folded while what is new waits
 Inside = Callable[[Key], bool]
 Refs = Mapping[Key, RowRef]
+After = Sequence[str] | None  # the key, as text, after which rows are wanted; None: from the first one on
 
 
 class Selection(NamedTuple):
@@ -133,7 +134,7 @@ class Snapshot(SortedVersion):
         return [self.shown_row(row) for row in self.rows(rows)]
 
     def page(
-        self, after: Sequence[str] | None, limit: int, of: Selection = ALL, deadline: Deadline | None = None
+        self, after: After, limit: int, of: Selection = ALL, deadline: Deadline | None = None
     ) -> tuple[Columns, bool]:
         """The next states in the order of the key's columns, after a key that need not be there any more, and whether there may be
         more: they are at most ``limit``, and about :data:`BYTES`.
