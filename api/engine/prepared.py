@@ -1,7 +1,7 @@
 """Queries that DuckDB plans once: of a few rows that takes several times as long as to run them.
 
 DuckDB plans a prepared query anew where a table that it reads was made anew, where it is told what time it is, and where something
-was registered since. So the rows come from objects that are registered once and have others each time (:class:`Bag`), and who wants the
+was registered since. So the rows come from objects that are registered once and have others each time (:class:`ArrowSource`), and who wants the
 time has it among them. It does not where a table has other rows, though its optimizer takes what it knows of those for granted (of an
 empty one, that it stays so): so these queries are not optimized.
 """
@@ -23,7 +23,7 @@ def cursor(db: Connection) -> Connection:
     return connection
 
 
-class Bag:
+class ArrowSource:
     """Rows under a name, for the queries of one cursor: at each run those that are in it. Its columns by their types in Spark's words.
 
     DuckDB reads it by Arrow's interface for any object that has rows (the two methods at the end), at a third of what it takes to

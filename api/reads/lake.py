@@ -31,7 +31,7 @@ from api.engine.delta import pinned, unpin
 from api.engine.duck import ROWS, Connection, casts, literal, quoted
 from api.engine.fold import Fold, project, spoken, touched
 from api.engine.places import Places
-from api.engine.prepared import Bag
+from api.engine.prepared import ArrowSource
 from api.errors import Problem
 from api.replica.pending import after
 from api.replica.snapshot import Snapshot
@@ -60,7 +60,7 @@ Past = tuple[T, int | None, Mapping[str, int]]
 WANTED, EVENTS, PENDING = "_wanted", "_events_of_key", "_pending_of_key"
 
 
-class Lane:
+class SerialConnection:
     """A connection for the requests that wait in line for it, and the one thread that uses it.
 
     One thread, as each that ever ran a query keeps some of the memory that it took: dozens of them 60 MiB more.
@@ -125,7 +125,7 @@ class Lake:
     def __init__(self, config: Config, gone: Gone = lambda: lambda: False) -> None:
         self.config = config
         # What looks through all of a changelog does not keep others waiting.
-        self._changelogs, self._tables = Lane(config, gone), Lane(config, gone)
+        self._changelogs, self._tables = SerialConnection(config, gone), SerialConnection(config, gone)
 
     def history(self, snapshot: Snapshot, key: Sequence[str], before: int | None, limit: int) -> Past[Page]:
         """The events of a key, newest first, before an order key where one is given: what the store makes of each, also of those that are
@@ -329,7 +329,7 @@ class Lake:
                     for relation in attached(db, self.config, stream, position, FILES, partial(may_have, at)):
                         add(relation, provisional=False)
                 if pending is not None or position is None:
-                    rows = Bag(db, PENDING, changelog_columns(stream))
+                    rows = ArrowSource(db, PENDING, changelog_columns(stream))
                     if pending is not None:
                         rows.put(pending)
                     add(PENDING, provisional=True)

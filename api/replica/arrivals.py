@@ -16,7 +16,7 @@ from confluent_kafka import Message
 
 from api.engine.duck import Connection, quoted, selected
 from api.engine.fold import GUARD
-from api.engine.prepared import Bag, Prepared
+from api.engine.prepared import ArrowSource, Prepared
 from api.replica.lookup import Lookups
 from statehouse.alike import check_stream, kind_of, nulled
 from statehouse.config.models import Store, Stream
@@ -107,7 +107,7 @@ class Parser:
         check_stream(stream)
         self._decoder, self._stream = decoder_for(stream, stores, rules), stream
         columns = stream.types | PLACED | dict.fromkeys((*SAID, *([RANK] if stream.ranked else [])), "STRING")
-        self._events, self._lookups = Bag(db, "_decoded", columns), Lookups(db, stream)
+        self._events, self._lookups = ArrowSource(db, "_decoded", columns), Lookups(db, stream)
         query = f"({_query(stream, '_decoded', self._lookups)})"
         self._query = Prepared(db, "_parsed", f"SELECT *, {selected(more)} FROM {query}" if more else query)
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from api.engine.delta import pin
 from api.engine.duck import Connection, literal, quoted
 from api.engine.fold import GUARD
-from api.engine.prepared import Bag
+from api.engine.prepared import ArrowSource
 from statehouse.alike import nulled
 from statehouse.config.models import Lookup, Stream
 from statehouse.spark_sql import quoted as spark_quoted
@@ -33,7 +33,7 @@ class Lookups:
     """Of one stream, for queries of one cursor."""
 
     def __init__(self, db: Connection, stream: Stream) -> None:
-        self._bags = [(lookup, Bag(db, _name(lookup), _columns(lookup))) for lookup in stream.lookups]
+        self._sources = [(lookup, ArrowSource(db, _name(lookup), _columns(lookup))) for lookup in stream.lookups]
         self._columns = stream.types
         self._stamps: dict[str, Any] = {}
         self._due = 0.0
@@ -42,13 +42,13 @@ class Lookups:
     def refresh(self) -> None:
         """Read again what has changed. Raises DuckDB's or deltalake's errors for a table that could not be read so far; of another
         one what it was before counts."""
-        if not self._bags or time.monotonic() < self._due:
+        if not self._sources or time.monotonic() < self._due:
             return
         self._due = time.monotonic() + SECONDS
-        for lookup, bag in self._bags:
+        for lookup, source in self._sources:
             try:
                 if (stamp := _stamp(lookup.table)) != self._stamps.get(lookup.name):
-                    bag.put(table_of(lookup))
+                    source.put(table_of(lookup))
                     self._stamps[lookup.name] = stamp
             except Exception as error:
                 if lookup.name not in self._stamps:
@@ -57,7 +57,7 @@ class Lookups:
 
     def joined(self, events: str) -> str:
         """A relation with a column more for each lookup; without the events whose key more than one row has."""
-        for lookup, _ in self._bags:
+        for lookup, _ in self._sources:
             keys = (
                 f"_key{i} = CASE WHEN _op = 'report' THEN {GUARD.format(to_duckdb(nulled(by, self._columns)))} END"
                 for i, (_, by) in enumerate(lookup.matches)
