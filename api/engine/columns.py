@@ -49,7 +49,7 @@ def public(
     where events are ``ranked`` its rank."""
     shown = {name: column for name, column in columns.items() if not name.startswith("_")}
     for name in floats:
-        shown[name] = shortest(shown[name])
+        shown[name] = shown[name].cast(pa.string()).cast(pa.float64())
     if "reset" in shown:
         orders = shown["reset"].to_pylist() if shown["reset"].null_count < len(shown["reset"]) else ()
         resets = [None if order is None else rank_in(order) if ranked else time_of(order) for order in orders]
@@ -58,11 +58,6 @@ def public(
     if per_agent:
         shown["reports"] = _standing(shown["reports"])
     return shown
-
-
-def shortest(floats: pa.Array) -> pa.Array:
-    """Floats as the shortest numbers that they are."""
-    return floats.cast(pa.string()).cast(pa.float64())
 
 
 def lines(columns: Mapping[str, pa.Array]) -> list[str]:

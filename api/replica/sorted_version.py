@@ -16,8 +16,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from api.engine.cells import cell, rows_of, value_of
-from api.engine.columns import Columns, Key, count, keys_of, public, rank_in, shortest, time_of
+from api.engine.cells import cell, value_of, values
+from api.engine.columns import Columns, Key, count, keys_of, public, rank_in, time_of
 from api.engine.shards import Shards
 from api.replica.overlay import ABSENT, UNCHANGED, RowRef
 from statehouse.fold import Rule
@@ -129,7 +129,14 @@ class SortedVersion:
 
     def rows(self, columns: dict[str, pa.Array]) -> list[Row]:
         """The rows of some Arrow columns as Python's values."""
-        return rows_of({**columns, **{name: shortest(columns[name]) for name in self._floats & columns.keys()}})
+        by_column = {
+            # As the shortest number that it is (1.1), not as the double next to it (1.100000023841858).
+            name: [None if text is None else float(text) for text in column.cast(pa.string()).to_pylist()]
+            if name in self._floats
+            else values(column)
+            for name, column in columns.items()
+        }
+        return [dict(zip(by_column, row, strict=True)) for row in zip(*by_column.values(), strict=True)]
 
     def shown_row(self, row: Row) -> Row:
         """A row as callers see it: what :meth:`public` makes of many."""
