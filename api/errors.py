@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 TITLES = {
@@ -59,7 +59,24 @@ class Problem(Exception):
         self.status, self.kind, self.detail, self.headers, self.more = status, kind, detail, headers or {}, more
 
 
-def refused(kind: str, found: str, expected: str, at: str = "", advice: str = "") -> Problem:
-    """What a caller sent and is wrong, 400: ``at`` is where in it, ``advice`` what else may be meant."""
+def bad_parameter(name: str, text: str, expected: object) -> Problem:
+    """A parameter of the query is wrong, 400; ``expected`` may be the ValueError that says what was expected."""
+    return Problem(400, "bad-parameter", f"{name}: found {text[:100]!r}, expected {_without_prefix(expected)}")
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> Problem:
+    """There is no store, stream or table of a name, 404; the problem lists those that there are."""
+    names = list(known)
+    expected = f"one of {', '.join(names)}" if names else f"none: the configuration has no {what}s"
+    return Problem(404, f"unknown-{what}", f"found {name[:100]!r}, expected {expected}", None, **{f"{what}s": names})
+
+
+def refused(kind: str, found: str, expected: object, at: str = "", advice: str = "") -> Problem:
+    """What a caller sent and is wrong, 400: ``at`` is where in it, ``advice`` what else may be meant; ``expected`` as above."""
+    expected = _without_prefix(expected)
     detail = f"{at}{': ' if at else ''}found {found}, expected {expected}{advice}"
     return Problem(400, kind, detail, found=found, expected=expected)
+
+
+def _without_prefix(expected: object) -> str:
+    return str(expected).removeprefix("expected ")

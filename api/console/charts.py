@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
+Point = tuple[float, str | float | None, str]
 GAP, WIDTH, HEIGHT = 56, 172, 34  # pixels of the flow's boxes
 
 
@@ -71,9 +72,7 @@ def _box(node: Node, x: float, y: float) -> Markup:
     return Markup('<a href="{}">{}</a>').format(node.target, box) if node.target else box
 
 
-def steps(
-    points: Sequence[tuple[float, str | float | None, str]], label: str = "The value over time", width: int = 900
-) -> Markup:
+def steps(points: Sequence[Point], label: str = "The value over time", width: int = 900) -> Markup:
     """A value over time as steps: of each point the time (seconds), the value and a label. Numbers have a scale, other values a
     line each; None is no value."""
     known = [value for _, value, _ in points if value is not None]
@@ -94,20 +93,12 @@ def steps(
 
     parts: list[Markup] = []
     for level in levels:
-        parts.append(
-            Markup('<line class="grid" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>').format(
-                left, width, up(level), up(level)
-            )
-        )
+        parts.append(_grid_line(left, width, up(level)))
         shown = level if len(level) <= 14 else level[:13] + "…"
         parts.append(Markup('<text x="0" y="{:.1f}">{}</text>').format(up(level) + 4, shown))
     if numbers:
         for bound in dict.fromkeys((low, high)):
-            parts.append(
-                Markup('<line class="grid" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>').format(
-                    left, width, up(bound), up(bound)
-                )
-            )
+            parts.append(_grid_line(left, width, up(bound)))
             parts.append(Markup('<text x="{}" y="{:.1f}">{}</text>').format(left + 2, up(bound) - 4, f"{bound:,}"))
     d, drawn = "", False
     for number, (at, value, _) in enumerate(points):
@@ -128,6 +119,10 @@ def steps(
     return Markup(
         '<svg class="steps" role="img" aria-label="{3}" viewBox="0 0 {0} {1}" preserveAspectRatio="xMidYMid meet">{2}</svg>'
     ).format(width, height, Markup("").join(parts), label)
+
+
+def _grid_line(left: float, right: float, y: float) -> Markup:
+    return Markup('<line class="grid" x1="{0}" x2="{1}" y1="{2:.1f}" y2="{2:.1f}"/>').format(left, right, y)
 
 
 def bars(counts: Mapping[str, int], targets: Mapping[str, str]) -> Markup:

@@ -11,7 +11,6 @@ ROWS = 500
 
 @screen("past.diff")
 def page(store: str) -> str:
-    """The screen of a difference."""
     given = asked()
-    found = ask(f"/stores/{store}/diff", {"limit": ROWS, "from": given.get("from"), "to": given.get("to")})
-    return render_template("diff.html", store=store, diff=found)
+    difference = ask(f"/stores/{store}/diff", {"limit": ROWS, "from": given.get("from"), "to": given.get("to")})
+    return render_template("diff.html", store=store, diff=difference)

@@ -24,11 +24,11 @@ docs = Blueprint("docs", __name__)
 @declared(answers={200: Answer("the page", {"text/html": {}})}, closed=False)
 def page() -> Response:
     """The API as a page for people: every route with its parameters, its schemas and an example."""
-    made = json.loads(exact_json.dumps(document(current_app, request.script_root)))
+    described = json.loads(exact_json.dumps(document(current_app, request.script_root)))
     groups: dict[str, list[dict[str, Any]]] = {}
-    for route in _routes(made, request.url_root.rstrip("/")):
+    for route in _routes(described, request.url_root.rstrip("/")):
         groups.setdefault(route["group"], []).append(route)
-    return page_of(render_template("api.html", groups=groups, tokens="security" in made))
+    return page_of(render_template("api.html", groups=groups, tokens="security" in described))
 
 
 def _routes(made: Mapping[str, Any], url: str) -> Iterator[dict[str, Any]]:
@@ -77,9 +77,8 @@ def _brief(schema: Mapping[str, Any]) -> str:
 def _curl(url: str, path: str, method: str, parameters: list[Any], body: Mapping[str, Any] | None, token: bool) -> str:
     for parameter in parameters:
         if parameter["in"] == "path":
-            path = path.replace(
-                f"{{{parameter['name']}}}", quote(str(_example(parameter["schema"], parameter["name"])))
-            )
+            example = quote(str(_example(parameter["schema"], parameter["name"])))
+            path = path.replace(f"{{{parameter['name']}}}", example)
     words = ["curl", *([] if method == "GET" else ["-X", method]), f"{url}{path}"]
     words += ["-H", "Authorization: Bearer TOKEN"] if token else []
     if body:

@@ -21,20 +21,18 @@ NESTED = 80  # of an object or a list
 
 def moment(text: str | None) -> Markup:
     """A time as ISO 8601 in UTC: the page shows it in the reader's zone, where it has JavaScript."""
-    if not text:
-        return Markup('<span class="none">none</span>')
-    return Markup('<time datetime="{0}" title="{0}">{1}</time>').format(text, _utc(text))
+    return _time(text, Markup('<time datetime="{0}" title="{0}">{1}</time>'), "none")
 
 
 def age(text: str | None) -> Markup:
     """How long ago a time was; the page lets it tick."""
+    return _time(text, Markup('<time class="age" datetime="{0}" title="{0}">{1}</time>'), "never")
+
+
+def _time(text: str | None, element: Markup, none: str) -> Markup:
     if not text:
-        return Markup('<span class="none">never</span>')
-    return Markup('<time class="age" datetime="{0}" title="{0}">{1}</time>').format(text, _utc(text))
-
-
-def _utc(text: str) -> str:
-    return text.replace("T", " ").replace("Z", "").partition(".")[0] + " UTC"
+        return Markup('<span class="none">{}</span>').format(none)
+    return element.format(text, text.replace("T", " ").replace("Z", "").partition(".")[0] + " UTC")
 
 
 def value(found: Any, long: int = LONG) -> Markup:
@@ -43,18 +41,23 @@ def value(found: Any, long: int = LONG) -> Markup:
         return Markup('<span class="none">null</span>')
     if isinstance(found, bool):
         return Markup('<span class="number">{}</span>').format("true" if found else "false")
-    if isinstance(found, (int, float, Decimal)):
+    if is_number(found):
         return Markup('<span class="number">{}</span>').format(number(found))
+    if found == "":
+        return Markup('<span class="none">empty</span>')
     text = found if isinstance(found, str) else dumps(found)
     long = long if isinstance(found, str) else min(long, NESTED)
     shown = text if len(text) <= long else f"{text[:long]}…"
-    if isinstance(found, str) and found and not visible(found):
+    if isinstance(found, str) and not visible(found):
         return Markup('<code class="json">{}</code>').format(json.dumps(shown))
     if isinstance(found, str):
-        return (
-            Markup('<bdi class="text">{}</bdi>').format(shown) if found else Markup('<span class="none">empty</span>')
-        )
+        return Markup('<bdi class="text">{}</bdi>').format(shown)
     return Markup('<code class="json">{}</code>').format(shown)
+
+
+def is_number(found: Any) -> bool:
+    """Whether a value of JSON is a number."""
+    return isinstance(found, (int, float, Decimal)) and not isinstance(found, bool)
 
 
 def visible(text: str) -> bool:
@@ -67,8 +70,8 @@ def reports(found: Mapping[str, Mapping[str, Any]] | None) -> Markup:
     counts = Counter(plain(report["value"]) for report in (found or {}).values())
     if not counts:
         return Markup('<span class="none">none</span>')
-    said = [Markup("<bdi>{}</bdi>&nbsp;{}").format(text[:40], count) for text, count in counts.most_common(4)]
-    return Markup(", ").join(said) + ("" if len(counts) <= 4 else Markup(" …"))
+    words = [Markup("<bdi>{}</bdi>&nbsp;{}").format(text[:40], count) for text, count in counts.most_common(4)]
+    return Markup(", ").join(words) + ("" if len(counts) <= 4 else Markup(" …"))
 
 
 def number(found: int | float | Decimal) -> str:

@@ -13,6 +13,7 @@ from api.console.screens import ask, page_of, screen
 from api.engine.media_types import EVENTS, HTML
 from api.errors import Problem
 from api.http import changes
+from api.http.context import service
 from api.http.openapi.contract import Answer, declared
 from api.reads.changes import Held
 from api.replica.replica import Replica
@@ -35,7 +36,7 @@ def index() -> Response:
     Who accepts `text/event-stream` alone gets the first page's changing part whenever it has changed, as HTML."""
     if request.accept_mimetypes.best_match((HTML, EVENTS)) != EVENTS:
         return page_of(home())
-    api = current_app.extensions["statehouse"]
+    api = service()
     held = Held(api.streams)
     if request.method == "HEAD":
         held.close()
@@ -62,13 +63,12 @@ def _follow(app: Flask, environ: dict[str, Any], replica: Replica) -> Iterator[b
 
 @screen("reads.list_stores", "tables.list_streams")
 def home() -> str:
-    """The page."""
-    return render_template("home.html", flow=_flow(current_app.extensions["statehouse"].config), **_now())
+    return render_template("home.html", flow=_flow(service().config), **_now())
 
 
 def _now() -> dict[str, Any]:
     """What the changing part of the page shows."""
-    config: Config = current_app.extensions["statehouse"].config
+    config = service().config
     tables = {table["name"]: table for table in ask("/tables")["tables"]}
     stores = [shown(store, tables, config) for store in ask("/stores")["stores"]]
     streams = ask("/streams")["streams"]
@@ -98,9 +98,8 @@ def _flow(config: Config) -> Any:
     for stream in config.streams.values():
         for lookup in stream.lookups:
             nodes.append(charts.Node(f"lookup {lookup.name}", 0, "lookup", lookup.name, None))
-            edges += [
-                (f"lookup {lookup.name}", f"store {s.name}") for s in config.stores.values() if _joined(s, lookup.name)
-            ]
+            joined = [store.name for store in config.stores.values() if _joined(store, lookup.name)]
+            edges += [(f"lookup {lookup.name}", f"store {name}") for name in joined]
     for store in config.stores.values():
         nodes.append(charts.Node(f"store {store.name}", 1, "store", store.name, f"/stores/{store.name}/keys"))
         edges.append((f"stream {store.stream}", f"store {store.name}"))
@@ -124,5 +123,5 @@ def _flow(config: Config) -> Any:
 
 def _joined(store: Store, lookup: str) -> bool:
     """Whether a store's rule names a lookup's columns."""
-    said = [store.where, store.value, store.agent, *(key.expression for key in store.keys)]
-    return any(re.search(rf"\b{re.escape(lookup)}\.", text or "") for text in said)
+    expressions = [store.where, store.value, store.agent, *(key.expression for key in store.keys)]
+    return any(re.search(rf"\b{re.escape(lookup)}\.", text or "") for text in expressions)

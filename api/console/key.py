@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from flask import current_app, render_template, request
+from flask import render_template, request
 from werkzeug.exceptions import HTTPException
 
 from api.console import charts, words
-from api.console.format import key_of, plain, stamp
+from api.console.format import is_number, key_of, plain, stamp
 from api.console.screens import ask, asked, screen
 from api.console.store import key_names
 from api.console.votes import Reports, result, votes
 from api.engine.types import canonical
-from api.errors import Problem
+from api.errors import Problem, bad_parameter
 from api.http import paths
+from api.http.context import service
 from statehouse.reducers import REDUCERS, parse_reduce
 
 EVENTS = 100
 LEVELS = 8  # texts that a chart has lines for
-OWN = (
+OWN = [
     "value",
     "reports",
     "windows",
@@ -33,7 +33,7 @@ OWN = (
     "provisional",
     "offsets",
     "window_start",
-)
+]
 
 
 @screen("reads.get_key")
@@ -56,7 +56,7 @@ def page(store: str, key: str) -> str:
     standing, why = votes(rule, reports) if reports and reducer and reducer.per_agent else ([], "")
     row = shown or current or {}
     names = key_names(document)
-    writable = current_app.extensions["statehouse"].config.writable(store)
+    writable = service().config.writable(store)
     # Where events are not in the order of their times, no `at` tells the state between two pages of them.
     told = writable or not ("cursor" in given or events["cursor"])
     values = _values(document, target, events, current, "cursor" in given) if told else None
@@ -82,18 +82,14 @@ def page(store: str, key: str) -> str:
         wrong=events["wrong"],
         older=f"{target}?{urlencode({**given, 'cursor': events['cursor']})}#timeline" if events["cursor"] else None,
         chart=_chart(document, events, values),
-        more={
-            name: found
-            for name, found in row.items()
-            if name not in OWN and name not in names and found != row.get("value")
-        },
+        more={n: v for n, v in row.items() if n not in (*OWN, *names) and v != row.get("value")},
     )
 
 
 def _state(target: str, query: Mapping[str, Any]) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = ask(target, query)
-        return found
+        state: dict[str, Any] = ask(target, query)
+        return state
     except Problem as problem:
         if problem.kind != "unknown-key":
             raise
@@ -115,34 +111,26 @@ def _moment(text: str) -> str:
     try:
         return canonical(text, "TIMESTAMP")
     except ValueError as error:
-        raise Problem(400, "bad-parameter", f"at: found {text[:100]!r}, {error}") from None
+        raise bad_parameter("at", text, error) from None
 
 
 def _told(events: list[dict[str, Any]], additive: bool, values: list[Any] | None) -> list[dict[str, Any]]:
-    """The events, each with the seconds since the one before, whether its agent said the same before, whether it came ``late``, behind
+    """The events, each with the milliseconds since the one before, whether its agent said the same before, whether it came ``late``, behind
     one that is newer, and what the value ``became`` by it where that is known. They are the newest first."""
     course = values[::-1] if values else []
     told = []
     first: dict[int, int] = {}  # of a partition, the least offset of the events so far
     for number, event in enumerate(events):
-        before = events[number + 1] if number + 1 < len(events) else None
-        same = next((e for e in events[number + 1 :] if e.get("agent") == event.get("agent")), None)
-        unchanged = (
-            not additive
-            and event["op"] == "report"
-            and same is not None
-            and same["op"] == event["op"]
-            and same["value"] == event["value"]
-        )
-        elapsed = (
-            _seconds(event) - _seconds(before) if before and event["event_time"] and before["event_time"] else None
-        )
+        agents = (e for e in events[number + 1 :] if e.get("agent") == event.get("agent"))
+        before = next(((e["op"], e["value"]) for e in agents), None)
+        unchanged = not additive and event["op"] == "report" and before == ("report", event["value"])
+        times = [e["event_time"] for e in events[number : number + 2]]
+        elapsed = (stamp(times[0]) - stamp(times[1])) * 1000 if len(times) == 2 and all(times) else None
         late = event["offset"] > first.get(event["partition"], event["offset"])
         first[event["partition"]] = min(event["offset"], first.get(event["partition"], event["offset"]))
-        milliseconds = None if elapsed is None else elapsed * 1000
         changed = number + 1 < len(course) and course[number] != course[number + 1]
         became = {"became": course[number]} if changed else {}
-        told.append({**event, "elapsed": milliseconds, "unchanged": unchanged, "late": late, **became})
+        told.append({**event, "elapsed": elapsed, "unchanged": unchanged, "late": late, **became})
     return told
 
 
@@ -178,13 +166,10 @@ def _chart(store: Mapping[str, Any], history: Mapping[str, Any], values: list[An
     events = [event for event in history["events"] if event["event_time"]][::-1]
     if len(events) < 2 or store.get("window"):
         return None
+    times = [event["event_time"] for event in events]
     points = [
-        (
-            stamp(event["event_time"]),
-            _point(found),
-            f"{event['event_time']}: {'none' if found is None else plain(found)}",
-        )
-        for event, found in zip(events, values or [event["value"] for event in events], strict=True)
+        (stamp(time), _point(given), f"{time}: {'none' if given is None else plain(given)}")
+        for time, given in zip(times, values or [event["value"] for event in events], strict=True)
     ]
     words = {value for _, value, _ in points if isinstance(value, str)}
     return charts.steps(points) if len(words) <= LEVELS else None
@@ -195,7 +180,7 @@ def course(reduce: Any, events: Sequence[Mapping[str, Any]], value: Any, reports
     reducer of which it cannot be told so."""
     name, arguments = parse_reduce(reduce) if isinstance(reduce, str) else ("own", [])
     if name in REDUCERS and REDUCERS[name].per_agent:
-        standing, found = dict(reports), []
+        standing, values = dict(reports), []
         for event in events:
             if event["op"] == "purge":  # which withdraws every report
                 standing = {}
@@ -203,25 +188,21 @@ def course(reduce: Any, events: Sequence[Mapping[str, Any]], value: Any, reports
             standing = {name: report for name, report in standing.items() if name != agent}
             if event["value"] is not None and agent is not None:
                 standing[agent] = event
-            found.append(result(name, arguments, standing))
-        return found
+            values.append(result(name, arguments, standing))
+        return values
     contributed = [event["value"] for event in events]
     if name == "latest":
         return contributed
     if name not in ("sum", "count") or value is None or any(event["op"] != "report" for event in events):
         return None
-    found = []
+    values = []
     for amount in reversed(contributed):
-        found.append(value)
+        values.append(value)
         value -= amount or 0
-    return found[::-1]
+    return values[::-1]
 
 
 def _point(value: Any) -> str | float | None:
     if value is None or isinstance(value, str):
         return value
-    return float(value) if isinstance(value, (int, float, Decimal)) and not isinstance(value, bool) else plain(value)
-
-
-def _seconds(event: Mapping[str, Any]) -> float:
-    return stamp(event["event_time"])
+    return float(value) if is_number(value) else plain(value)

@@ -18,19 +18,18 @@ REASONS = 20
 
 @screen("refusals.quarantine")
 def page(stream: str) -> str:
-    """The screen of a stream's quarantine."""
     given = asked()
     chosen = {"reason": given["reason"]} if "reason" in given else {}
-    found = ask(f"/streams/{stream}/quarantine", {"limit": PAGE, "cursor": given.get("cursor"), **chosen})
+    refused = ask(f"/streams/{stream}/quarantine", {"limit": PAGE, "cursor": given.get("cursor"), **chosen})
     known = next(s for s in ask("/streams")["streams"] if s["name"] == stream)
     return render_template(
         "quarantine.html",
         stream=known,
-        page=found,
+        page=refused,
         reasons=_reasons(stream),
         reason=given.get("reason"),
         spark=charts.sparkline(known["quarantined_per_minute"], "refused in each of the last 15 minutes"),
-        following=f"?{urlencode({**chosen, 'cursor': found['cursor']})}" if found["cursor"] else None,
+        following=f"?{urlencode({**chosen, 'cursor': refused['cursor']})}" if refused["cursor"] else None,
         first=f"?{urlencode(chosen)}" if "cursor" in given else None,
     )
 

@@ -11,10 +11,10 @@ from flask import Blueprint, Flask, Response, abort, current_app, render_templat
 from api.console import format
 from api.console.kept import Kept
 from api.engine import exact_json
-from api.engine.media_types import HTML, JSON
+from api.engine.media_types import HTML, JSON, PROBLEM
 from api.errors import TITLES, Problem
 from api.http.access import COOKIE, WITHIN, csrf_token
-from api.http.context import GONE
+from api.http.context import GONE, service
 
 PASSED = ("REMOTE_ADDR", "HTTP_AUTHORIZATION", "HTTP_COOKIE", GONE)  # of the request: whoever looks asks
 # Nothing is loaded from another host, nothing in a page is run, and no other page frames this one.
@@ -56,21 +56,21 @@ def install(app: Flask) -> None:
         return {
             "base": request.script_root,
             "origin": request.url_root.rstrip("/"),
-            "stores": list(current_app.extensions["statehouse"].config.stores),
-            "streams": list(current_app.extensions["statehouse"].config.streams),
-            "has_tasks": current_app.extensions["statehouse"].config.tasks is not None,
+            "stores": list(service().config.stores),
+            "streams": list(service().config.streams),
+            "has_tasks": service().config.tasks is not None,
             "signed_in": COOKIE in request.cookies,
             "csrf": csrf_token(request.cookies.get(COOKIE, "")),
         }
 
     @app.before_request
     def show() -> Response | None:
-        found = SCREENS.get(request.endpoint or "") if wants_html() else None
-        return page_of(found(**(request.view_args or {}))) if found else None
+        show_screen = SCREENS.get(request.endpoint or "") if wants_html() else None
+        return page_of(show_screen(**(request.view_args or {}))) if show_screen else None
 
     @app.after_request
     def show_problem(response: Response) -> Response:
-        if response.mimetype != "application/problem+json" or not wants_html():
+        if response.mimetype != PROBLEM or not wants_html():
             return response
         problem = exact_json.loads(response.get_data(as_text=True))
         page = page_of(render_template("problem.html", problem=problem), response.status_code)

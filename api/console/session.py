@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from flask import current_app, redirect, render_template, request
+from flask import redirect, render_template, request
 from werkzeug.wrappers import Response as Answer
 
 from api.console.screens import console, page_of
-from api.http.access import COOKIE, Gate
+from api.http.access import COOKIE
+from api.http.context import service
 
 DAYS = 30
 
@@ -16,7 +17,7 @@ def sign_in() -> Answer:
     """Keep a token that is known; then go on to where one came from."""
     if not _same_origin():
         return _form("this form was sent by another site", 403)
-    token, gate = request.form.get("token", ""), _gate()
+    token, gate = request.form.get("token", ""), service().gate
     if gate.wait(("address", request.remote_addr)):
         return _form("too many requests: try again in a second", 429)
     if gate.holder(token) is None:
@@ -39,11 +40,6 @@ def _form(wrong: str, status: int) -> Answer:
     problem = {"status": 401, "title": "Sign in", "detail": wrong}
     target = _within(request.form.get("next", ""))
     return page_of(render_template("problem.html", problem=problem, target=target), status)
-
-
-def _gate() -> Gate:
-    gate: Gate = current_app.extensions["statehouse"].gate
-    return gate
 
 
 def _same_origin() -> bool:

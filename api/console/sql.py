@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
 from typing import Any
 
-from flask import current_app, render_template
+from flask import render_template
 
 from api.console import charts
-from api.console.format import plain
+from api.console.format import is_number, plain
 from api.console.screens import ask, asked, screen
 from api.errors import Problem
+from api.http.context import service
 from statehouse.config.models import Config
 from statehouse.transpile import to_duckdb
 
@@ -23,10 +23,10 @@ MOST = 10**15  # a number beyond is most likely none that is measured, such as a
 def page() -> str:
     """The screen; ``q`` is the statement."""
     given = asked()
-    statement, found, wrong = given.get("q", ""), None, None
+    statement, result, wrong = given.get("q", ""), None, None
     if statement:
         try:
-            found = ask("/sql", {"q": statement, "limit": ROWS})
+            result = ask("/sql", {"q": statement, "limit": ROWS})
         except Problem as problem:
             wrong = problem.detail
     columns: dict[str, list[dict[str, Any]]] = {}
@@ -35,30 +35,30 @@ def page() -> str:
     return render_template(
         "sql.html",
         statement=statement,
-        found=found,
+        found=result,
         wrong=wrong,
         tables=columns,
-        examples=examples(current_app.extensions["statehouse"].config, set(columns)),
-        chart=_chart(found),
+        examples=examples(service().config, set(columns)),
+        chart=_chart(result),
     )
 
 
 def examples(config: Config, there: set[str]) -> dict[str, str]:
     """Statements that fit this lake."""
-    made: dict[str, str] = {}
+    statements: dict[str, str] = {}
     for store in config.stores.values():
-        if f"state.{store.name}" in there and len(made) < 3:
+        if f"state.{store.name}" in there and len(statements) < 3:
             if store.reducer.additive:
-                made[f"How large are the values of {store.name}?"] = (
+                statements[f"How large are the values of {store.name}?"] = (
                     f'SELECT min(value) AS least, median(value) AS median, max(value) AS most, sum(value) AS total\nFROM state."{store.name}"'
                 )
             else:
-                made[f"How many keys of {store.name} have which value?"] = (
+                statements[f"How many keys of {store.name} have which value?"] = (
                     f'SELECT value, count(*) AS keys\nFROM state."{store.name}"\nGROUP BY ALL\nORDER BY keys DESC\nLIMIT 20'
                 )
     for store in config.stores.values():
         if store.reducer.name == "sum" and store.value and f"changelog.{store.stream}" in there:
-            made[f"How much came into {store.name} by hour?"] = (
+            statements[f"How much came into {store.name} by hour?"] = (
                 f"SELECT date_trunc('hour', _event_time) AS hour, sum({to_duckdb(store.value)}) AS total\n"
                 f"FROM changelog.\"{store.stream}\"\nWHERE _op = 'report'"
                 + (f" AND ({to_duckdb(store.where)})" if store.where else "")
@@ -66,14 +66,14 @@ def examples(config: Config, there: set[str]) -> dict[str, str]:
             )
     for name in config.streams:
         if f"changelog.{name}" in there:
-            made[f"How many events had {name} by minute?"] = (
+            statements[f"How many events had {name} by minute?"] = (
                 f"FROM (SELECT date_trunc('minute', _event_time) AS minute, count(*) AS events\n  FROM changelog.\"{name}\" GROUP BY ALL ORDER BY minute DESC LIMIT 30)\nORDER BY minute"
             )
         if f"quarantine.{name}" in there:
-            made[f"What of {name} was refused, and why?"] = (
+            statements[f"What of {name} was refused, and why?"] = (
                 f'SELECT reason, count(*) AS records\nFROM quarantine."{name}"\nGROUP BY ALL\nORDER BY records DESC'
             )
-    return made
+    return statements
 
 
 def _chart(found: dict[str, Any] | None) -> Any:
@@ -81,19 +81,8 @@ def _chart(found: dict[str, Any] | None) -> Any:
     rows = found["rows"] if found else []
     if not 2 <= len(rows) <= BARS:
         return None
-    numbers = [
-        name
-        for name in rows[0]
-        if all(
-            isinstance(row[name], (int, float, Decimal)) and not isinstance(row[name], bool) and 0 <= row[name] < MOST
-            for row in rows
-        )
-    ]
-    names = [
-        name
-        for name in rows[0]
-        if name not in numbers and all(row[name] is None or isinstance(row[name], str) for row in rows)
-    ]
+    numbers = [n for n in rows[0] if all(is_number(row[n]) and 0 <= row[n] < MOST for row in rows)]
+    names = [n for n in rows[0] if all(row[n] is None or isinstance(row[n], str) for row in rows)]
     if not numbers or not names:
         return None
     counts = {plain(row[names[0]] or ""): float(row[numbers[-1]]) for row in rows}

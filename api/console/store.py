@@ -15,7 +15,9 @@ from api.console.format import plain
 from api.console.screens import KEPT, ask, asked, screen
 from api.engine.duck import literal
 from api.errors import Problem
+from api.http.context import service
 from statehouse.tables import position, table
+from statehouse.values import NUMBERS
 
 PAGE = 50
 FEW = 50_000  # keys whose values are counted while one waits
@@ -32,9 +34,9 @@ def page(store: str) -> str:
     wanted = {name: given[name] for name in (*FILTERS, "cursor") if name in given}
     wrong = None
     try:
-        found = ask(f"/stores/{store}/keys", {**wanted, "limit": given.get("limit", PAGE)})
+        keys = ask(f"/stores/{store}/keys", {**wanted, "limit": given.get("limit", PAGE)})
     except Problem as problem:  # most often a condition that is not one yet
-        wrong, found = problem.detail, {"rows": [], "cursor": None, "position": None}
+        wrong, keys = problem.detail, {"rows": [], "cursor": None, "position": None}
     names = key_names(document)
     hidden = request.args.getlist("hide")
     columns = [name for name in document["columns"] if name not in hidden] or names
@@ -49,14 +51,14 @@ def page(store: str) -> str:
             width=100,
         ),
         fresh=words.freshness(document)[0],
-        page=found,
+        page=keys,
         wrong=wrong,
         limit=given.get("limit", PAGE),
         names=names,
         columns=columns,
         hidden=hidden,
         given={name: given[name] for name in FILTERS if name in given},
-        following=_target(store, {**given, "cursor": found["cursor"]}, hidden) if found["cursor"] else None,
+        following=_target(store, {**given, "cursor": keys["cursor"]}, hidden) if keys["cursor"] else None,
         first=_target(store, {**given, "cursor": None}, hidden) if "cursor" in given else None,
         without={name: _target(store, {**given, name: None, "cursor": None}, hidden) for name in given},
         hide={name: _target(store, given, [*hidden, name]) for name in columns if name not in names},
@@ -75,20 +77,19 @@ def key_names(store: Mapping[str, Any]) -> list[str]:
 
 
 def _target(store: str, given: Mapping[str, str | None], hidden: Sequence[str]) -> str:
-    kept = [(name, value) for name, value in given.items() if value is not None and name != "hide"]
-    query = urlencode([*kept, *(("hide", name) for name in hidden)])
+    parameters = [(name, value) for name, value in given.items() if value is not None and name != "hide"]
+    query = urlencode([*parameters, *(("hide", name) for name in hidden)])
     return f"/stores/{store}/keys{'?' + query if query else ''}"
 
 
 def _behind(store: Mapping[str, Any]) -> int:
     """How many commits of the changelog the state's table lacks."""
-    merged = position(table(current_app.extensions["statehouse"].config, "state", store["name"]))
+    merged = position(table(service().config, "state", store["name"]))
     return store["head"] - merged if store["head"] is not None and merged is not None else 0
 
 
 def _numeric(store: Mapping[str, Any]) -> bool:
-    kind = store["columns"].get("value", "")
-    return bool(kind.startswith(("DECIMAL", "DOUBLE", "FLOAT", "BIGINT", "INT", "SMALLINT", "TINYINT")))
+    return bool(store["columns"].get("value", "").startswith(NUMBERS))
 
 
 def _spread(store: Mapping[str, Any]) -> Any:
@@ -102,8 +103,8 @@ def _spread(store: Mapping[str, Any]) -> Any:
         rows = ask("/sql", {"q": query})["rows"]
         if len(rows) <= LEVELS or not numeric:
             shown = {plain(row["v"]): row["n"] for row in rows[:LEVELS] if row["v"] is not None}
-            said = {v: v if numeric or kind == "BOOLEAN" else literal(v) for v in shown}
-            targets = {v: _target(name, {"where": f"value = {said[v]}"}, []) + "#keys" for v in shown}
+            literals = {v: v if numeric or kind == "BOOLEAN" else literal(v) for v in shown}
+            targets = {v: _target(name, {"where": f"value = {literals[v]}"}, []) + "#keys" for v in shown}
             telling = len(rows) <= LEVELS or rows[0]["n"] > 1  # else each is another
             return charts.bars(shown, targets) if shown and telling else None
         return _histogram(name)
@@ -128,7 +129,7 @@ def _histogram(name: str) -> Any:
 def _uses(store: Mapping[str, Any]) -> dict[str, str]:
     """The lines that read this store from elsewhere."""
     name, url = store["name"], request.url_root.rstrip("/")
-    path = table(current_app.extensions["statehouse"].config, "state", name)
+    path = table(service().config, "state", name)
     return {
         "curl": f"curl '{url}/stores/{name}/keys?limit=10'\ncurl -H 'Accept: text/csv' {url}/stores/{name}/keys > {name}.csv\n"
         f"curl -X PUT {url}/stores/{name}/keys/KEY -H 'Content-Type: application/json' -d '{{\"value\": VALUE}}'",

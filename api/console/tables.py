@@ -16,23 +16,17 @@ COMMITS = 200
 
 @screen("tables.list_tables")
 def all_tables() -> str:
-    """The screen of all tables."""
     return render_template("tables.html", tables=ask("/tables")["tables"])
 
 
 @screen("tables.show_table")
 def page(table: str) -> str:
-    """The screen of one table."""
-    found = ask(f"/tables/{table}", {"limit": COMMITS})
-    return render_template(
-        "table.html", table=found, bytes=_over_time(found, "bytes"), files=_over_time(found, "files")
-    )
+    log = ask(f"/tables/{table}", {"limit": COMMITS})
+    return render_template("table.html", table=log, **{name: _over_time(log, name) for name in ("bytes", "files")})
 
 
 def _over_time(table: Mapping[str, Any], name: str) -> Any:
     """How the bytes or the files went; None where there is nothing to see."""
     known = [commit for commit in reversed(table["commits"]) if commit[name] is not None]
-    points = [
-        (stamp(commit["at"]), commit[name], f"version {commit['version']}: {commit[name]:,} {name}") for commit in known
-    ]
+    points = [(stamp(c["at"]), c[name], f"version {c['version']}: {c[name]:,} {name}") for c in known]
     return charts.steps(points, f"{name.capitalize()} over time") if len(known) > 2 else None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from urllib.parse import urlencode
 
-from flask import current_app, render_template
+from flask import render_template
 
 from api.console.screens import ask, asked, screen
+from api.http.context import service
 from api.http.tasks import STATUSES
 
 PAGE = 50
@@ -15,19 +16,18 @@ FILTERS = ("status", "task", "store", "key")
 
 @screen("tasks.list_tasks")
 def page() -> str:
-    """The screen of the tasks."""
     given = asked()
     filters = {name: given[name] for name in FILTERS if name in given}
-    config = current_app.extensions["statehouse"].config
-    found = ask("/tasks", {**filters, "cursor": given.get("cursor"), "limit": PAGE})
+    config = service().config
+    tasks = ask("/tasks", {**filters, "cursor": given.get("cursor"), "limit": PAGE})
     return render_template(
         "tasks.html",
-        page=found,
+        page=tasks,
         statuses=STATUSES,
         filters=filters,
         topics=config.askable_topics,
         settable=config.settable,
         with_status={status: f"/tasks?{urlencode({**filters, 'status': status})}" for status in STATUSES},
         without={name: f"/tasks?{urlencode({n: v for n, v in filters.items() if n != name})}" for name in filters},
-        following=f"/tasks?{urlencode({**filters, 'cursor': found['cursor']})}" if found["cursor"] else None,
+        following=f"/tasks?{urlencode({**filters, 'cursor': tasks['cursor']})}" if tasks["cursor"] else None,
     )

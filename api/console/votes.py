@@ -26,34 +26,25 @@ def votes(reduce: str, reports: Reports) -> tuple[list[Vote], str]:
     """The votes, those that win first, and in a sentence why the value is what it is."""
     name, arguments = parse_reduce(reduce)
     value = result(name, arguments, reports)
-    found = [
-        Vote(
-            agent,
-            report["value"],
-            report["event_time"],
-            report["value"] == value,
-            result(name, arguments, {a: r for a, r in reports.items() if a != agent}),
-        )
-        for agent, report in reports.items()
-    ]
-    found.sort(key=lambda vote: vote.event_time, reverse=True)
-    found.sort(key=lambda vote: not vote.wins)
-    return found, _why(name, arguments, reports, value)
+    standing = []
+    for agent, report in reports.items():
+        without = result(name, arguments, {a: r for a, r in reports.items() if a != agent})
+        standing.append(Vote(agent, report["value"], report["event_time"], report["value"] == value, without))
+    standing.sort(key=lambda vote: vote.event_time, reverse=True)
+    standing.sort(key=lambda vote: not vote.wins)
+    return standing, _why(name, arguments, reports, value)
 
 
 def result(name: str, arguments: list[str], reports: Reports) -> Any:
     """What standing reports make; None where there are none. Of reports at the same time nothing tells which was last."""
     if not reports:
         return None
-    if name == "at_least_one":
-        return (
-            arguments[0] if any(plain(report["value"]) == arguments[0] for report in reports.values()) else arguments[1]
-        )
     counts = Counter(plain(report["value"]) for report in reports.values())
+    if name == "at_least_one":
+        return arguments[0] if arguments[0] in counts else arguments[1]
     most = max(counts.values())
-    return max((r for r in reports.values() if counts[plain(r["value"])] == most), key=lambda r: r["event_time"])[
-        "value"
-    ]
+    tied = [report for report in reports.values() if counts[plain(report["value"])] == most]
+    return max(tied, key=lambda report: report["event_time"])["value"]
 
 
 def _why(name: str, arguments: list[str], reports: Reports, value: Any) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -28,14 +28,14 @@ def cell(column: pa.Array) -> Cell:
     if not len(column) or column.offset:
         return _any(column)
     if kind in TEXTS:
-        found = _text(column)
+        values_at = _text(column)
     elif kind in INTEGERS:
-        found = _numbers(column.buffers()[1], INTEGERS[kind]).__getitem__
+        values_at = _numbers(column.buffers()[1], INTEGERS[kind]).__getitem__
     elif kind == MOMENT:
-        found = _moment(column)
+        values_at = _moment(column)
     else:
         return _any(column)
-    return _or_null(column, found) if column.null_count else found
+    return _or_null(column, values_at) if column.null_count else values_at
 
 
 def values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
@@ -46,14 +46,13 @@ def values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
         return [value_of(scalar) for scalar in column]
 
 
-def rows_of(table: pa.Table) -> list[dict[str, Any]]:
-    """The rows of a table."""
-    columns = {name: values(table[name]) for name in table.column_names}
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+def rows_of(columns: Mapping[str, pa.Array | pa.ChunkedArray]) -> list[dict[str, Any]]:
+    """The rows of some columns."""
+    lists = [values(column) for column in columns.values()]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True)]
 
 
 def value_of(scalar: pa.Scalar) -> Any:
-    """One value."""
     try:
         return scalar.as_py(maps_as_pydicts="strict")
     except (OverflowError, ValueError):
@@ -103,5 +102,5 @@ def _or_null(column: pa.Array, found: Cell) -> Cell:
 
 
 def _numbers(buffer: pa.Buffer, form: str) -> memoryview:
-    found = memoryview(buffer).cast("B")
-    return found[: len(found) - len(found) % struct.calcsize(form)].cast(form)  # type: ignore[call-overload]  # of INTEGERS
+    data = memoryview(buffer).cast("B")
+    return data[: len(data) - len(data) % struct.calcsize(form)].cast(form)  # type: ignore[call-overload]  # of INTEGERS

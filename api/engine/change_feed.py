@@ -36,24 +36,24 @@ def feed(changelog: str, start: int, head: int) -> pa.Table:
     Raises deltalake's errors where the log or the files no longer have them.
     """
     with _gone(changelog):
-        found, many = _appended(changelog, start, head)
-        return found.to_table(_columns(found), filter=INSERTED, use_threads=many)
+        dataset, many = _appended(changelog, start, head)
+        return dataset.to_table(_columns(dataset), filter=INSERTED, use_threads=many)
 
 
 def batches(changelog: str, start: int, head: int) -> Iterator[pa.Table]:
     """The same, some thousands of rows at a time."""
     with _gone(changelog):
-        found, many = _appended(changelog, start, head)
-        for batch in found.to_batches(
-            columns=_columns(found), filter=INSERTED, batch_size=AT_ONCE, fragment_readahead=1, use_threads=many
+        dataset, many = _appended(changelog, start, head)
+        for batch in dataset.to_batches(
+            columns=_columns(dataset), filter=INSERTED, batch_size=AT_ONCE, fragment_readahead=1, use_threads=many
         ):
             yield pa.Table.from_batches([batch])
 
 
 def can_follow(changelog: str) -> bool:
     """Whether a changelog has a feed: our own have one."""
-    found = opened(changelog)
-    return found is not None and found.metadata().configuration.get("delta.enableChangeDataFeed") == "true"
+    table = opened(changelog)
+    return table is not None and table.metadata().configuration.get("delta.enableChangeDataFeed") == "true"
 
 
 @contextmanager
@@ -67,9 +67,7 @@ def _gone(changelog: str) -> Iterator[None]:
 def _appended(changelog: str, start: int, head: int) -> tuple[ds.FileSystemDataset, bool]:
     """The files of some versions, and whether they are many. Whatever is asked of it, the rows that were inserted have to be filtered."""
     delta = DeltaTable(changelog, version=head)
-    schema = (
-        pa.schema(delta.schema().to_arrow()).append(pa.field(VERSION, pa.int64())).append(pa.field(CHANGE, pa.string()))
-    )
+    schema = pa.schema([*pa.schema(delta.schema().to_arrow()), (VERSION, pa.int64()), (CHANGE, pa.string())])
     files: pa_fs.FileSystem = pa_fs.LocalFileSystem()
     root = f"{changelog}/"
     if remote(changelog):
@@ -80,25 +78,24 @@ def _appended(changelog: str, start: int, head: int) -> tuple[ds.FileSystemDatas
             added, changed = _files(commit.readall())
         of = ds.field(VERSION) == version
         # A commit that tells its changes in files of their own tells all of them there.
-        some = [(name, of) for name in changed] or [(name, of & INSERTED) for name in added]
-        fragments += [
-            PARQUET.make_fragment(f"{root}{unquote(name)}", files, partition_expression=e) for name, e in some
-        ]
+        names, rows = (changed, of) if changed else (added, of & INSERTED)
+        paths = [f"{root}{unquote(name)}" for name in names]
+        fragments += [PARQUET.make_fragment(path, files, partition_expression=rows) for path in paths]
     return ds.FileSystemDataset(fragments, schema, PARQUET, files), len(fragments) > FEW
 
 
 def _files(commit: bytes) -> tuple[list[str], list[str]]:
     """The files that a commit added with new rows in them, and those that tell its changes."""
-    found: dict[str, list[dict[str, Any]]] = {"add": [], "cdc": []}
+    actions: dict[str, list[dict[str, Any]]] = {"add": [], "cdc": []}
     for line in commit.splitlines():
         if line.startswith((b'{"add"', b'{"cdc"')):
             ((kind, action),) = json.loads(line).items()
-            found[kind].append(action)
-    added = [action for action in found["add"] if action["dataChange"]]
+            actions[kind].append(action)
+    added = [action for action in actions["add"] if action["dataChange"]]
     if any(action.get("deletionVector") for action in added):
         raise DeltaError("found a deletion vector in a changelog, expected none")
-    return [action["path"] for action in added], [action["path"] for action in found["cdc"]]
+    return [action["path"] for action in added], [action["path"] for action in actions["cdc"]]
 
 
-def _columns(found: ds.FileSystemDataset) -> list[str]:
-    return [name for name in found.schema.names if name != CHANGE]
+def _columns(dataset: ds.FileSystemDataset) -> list[str]:
+    return [name for name in dataset.schema.names if name != CHANGE]

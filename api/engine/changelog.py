@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from api.engine.delta import Which, parts
-from api.engine.duck import quoted
+from api.engine.duck import Connection, quoted
 from statehouse.config.models import Config, Stream
 from statehouse.decoder import in_payloads
 from statehouse.fold import gained, gained_columns
@@ -24,19 +24,14 @@ from statehouse.transpile import duckdb_type
 CHANGELOG = "_changelog"
 
 
-def attach(db: duckdb.DuckDBPyConnection, config: Config, stream: Stream, version: int) -> str:
+def attach(db: Connection, config: Config, stream: Stream, version: int) -> str:
     """Pin a whole changelog as of a version, until it is unpinned; a relation in Spark's words, with the columns that
     the stream has gained."""
     return next(attached(db, config, stream, version, None))
 
 
 def attached(
-    db: duckdb.DuckDBPyConnection,
-    config: Config,
-    stream: Stream,
-    version: int,
-    at_once: int | None,
-    which: Which | None = None,
+    db: Connection, config: Config, stream: Stream, version: int, at_once: int | None, which: Which | None = None
 ) -> Iterator[str]:
     """The same in parts, each of so many files of it; of those ``which`` are wanted."""
     for part in parts(db, table(config, "changelog", stream.name), version, CHANGELOG, at_once, which):
@@ -46,29 +41,29 @@ def attached(
 def may_have(values: Mapping[str, Any], files: pa.Table) -> pa.Array:
     """Of each file of a changelog whether it may have an event of a key, whose columns have these values: not where all are reports,
     and one of the values is less than the least or more than the greatest there."""
-    made = pa.array([True] * files.num_rows, pa.bool_())  # of no files, too
+    candidates = pa.array([True] * files.num_rows, pa.bool_())  # of no files, too
     if not {"min._op", "max._op"} <= set(files.column_names):
-        return made
+        return candidates
     reports = pc.and_(pc.equal(files["min._op"], "report"), pc.equal(files["max._op"], "report"))
     for name, value in values.items():
         least, most = f"min.{name}", f"max.{name}"
         if isinstance(value, (str, int)) and {least, most} <= set(files.column_names):
             outside = pc.or_(pc.greater(files[least], value), pc.less(files[most], value))
-            made = pc.and_(made, pc.invert(pc.fill_null(pc.and_(reports, outside), False)))
-    return made
+            candidates = pc.and_(candidates, pc.invert(pc.fill_null(pc.and_(reports, outside), False)))
+    return candidates
 
 
-def filled(db: duckdb.DuckDBPyConnection, relation: str, stream: Stream, names: list[str]) -> str:
+def filled(db: Connection, relation: str, stream: Stream, names: list[str]) -> str:
     """A relation of changelog rows whose columns are ``names``, with those that the stream has gained; in Spark's words."""
     new = gained_columns(stream, names)
-    made = gained(stream, names, f"{_taken(db, new)}(_payload)" if new else "")
-    if not made:
+    more = gained(stream, names, f"{_taken(db, new)}(_payload)" if new else "")
+    if not more:
         return relation
-    columns = [spark_quoted(n) for n in names if n not in made] + [f"{e} AS {spark_quoted(n)}" for n, e in made.items()]
+    columns = [spark_quoted(n) for n in names if n not in more] + [f"{e} AS {spark_quoted(n)}" for n, e in more.items()]
     return f"(SELECT {', '.join(columns)} FROM {relation})"
 
 
-def _taken(db: duckdb.DuckDBPyConnection, fields: Sequence[Field]) -> str:
+def _taken(db: Connection, fields: Sequence[Field]) -> str:
     """The function of a database that takes some columns out of payloads; it is made where there is none."""
     kind = ", ".join(f"{quoted(field.name)} {duckdb_type(field.kind.ddl)}" for field in fields)
     name = f"_taken_{hashlib.sha256(kind.encode()).hexdigest()[:16]}"

@@ -15,7 +15,7 @@ import pyarrow as pa
 import sqlglot
 
 from api.engine import duck
-from api.engine.duck import quoted
+from api.engine.duck import Connection, quoted
 from api.engine.fold import Fold
 from statehouse.alike import difference, store_expressions, stream_expressions
 from statehouse.alike_reducers import own_parts
@@ -29,7 +29,7 @@ from statehouse.transpile import duckdb_type, to_duckdb
 def check(config: Config, rules: dict[str, Rule]) -> list[tuple[tuple, str]]:
     """What DuckDB cannot compute: a path in the file, such as ``("stores", "rewards", "value")``, and why. Of a store
     whose ``rules`` are known (with the types that Spark found) the whole fold is tried, on no rows."""
-    found: list[tuple[tuple, str]] = []
+    problems: list[tuple[tuple, str]] = []
     # sqlglot also prints what it raises.
     logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
     with duck.connect() as connection:
@@ -37,12 +37,12 @@ def check(config: Config, rules: dict[str, Rule]) -> list[tuple[tuple, str]]:
             try:
                 connection.execute(f"CREATE OR REPLACE TABLE events ({_columns(stream)})")
             except (sqlglot.errors.SqlglotError, duckdb.Error) as error:
-                found.append((("streams", stream.name, "schema"), _reason(error)))
+                problems.append((("streams", stream.name, "schema"), _reason(error)))
                 continue
             payload = stream.types
             for place, expression in stream_expressions(stream):
                 if reason := _wrong(connection, expression, payload):
-                    found.append((place, reason))
+                    problems.append((place, reason))
             columns = changelog_columns(stream)
             for store in config.stores_of(stream.name):
                 wrong = [
@@ -50,11 +50,11 @@ def check(config: Config, rules: dict[str, Rule]) -> list[tuple[tuple, str]]:
                     for place, expression in store_expressions(store)
                     if (reason := _wrong(connection, expression, columns))
                 ]
-                found += wrong or _fold(connection, rules.get(store.name))
-    return found
+                problems += wrong or _fold(connection, rules.get(store.name))
+    return problems
 
 
-def _fold(connection: duckdb.DuckDBPyConnection, rule: Rule | None) -> list[tuple[tuple, str]]:
+def _fold(connection: Connection, rule: Rule | None) -> list[tuple[tuple, str]]:
     if rule is None:
         return []
     try:
@@ -66,18 +66,15 @@ def _fold(connection: duckdb.DuckDBPyConnection, rule: Rule | None) -> list[tupl
     if not isinstance(rule.store.reduce, Own):
         return []
     parts = own_parts(rule.store.reduce, rule.value_input, rule.own_types)
-    return [
-        (("stores", rule.store.name, "reduce", *place), str(given))
-        for place, _, given in parts
-        if isinstance(given, Differs)
-    ]
+    differing = [(path, given) for path, _, given in parts if isinstance(given, Differs)]
+    return [(("stores", rule.store.name, "reduce", *path), str(given)) for path, given in differing]
 
 
 def _columns(stream: Stream) -> str:
     return ", ".join(f"{quoted(n)} {duckdb_type(t)}" for n, t in changelog_columns(stream).items())
 
 
-def _wrong(connection: duckdb.DuckDBPyConnection, expression: str, columns: Mapping[str, str]) -> str | None:
+def _wrong(connection: Connection, expression: str, columns: Mapping[str, str]) -> str | None:
     """Why DuckDB does not give what Spark gives; None: it does."""
     try:
         connection.execute(f"PREPARE probe AS SELECT {to_duckdb(expression)} FROM events")

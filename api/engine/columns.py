@@ -52,9 +52,9 @@ def public(
         shown[name] = shown[name].cast(pa.string()).cast(pa.float64())
     if "reset" in shown:
         orders = shown["reset"].to_pylist() if shown["reset"].null_count < len(shown["reset"]) else ()
-        made = [None if order is None else rank_in(order) if ranked else time_of(order) for order in orders]
+        resets = [None if order is None else rank_in(order) if ranked else time_of(order) for order in orders]
         kind = pa.int64() if ranked else pa.string()
-        shown["reset"] = pa.array(made, kind) if made else pa.nulls(len(shown["reset"]), kind)
+        shown["reset"] = pa.array(resets, kind) if resets else pa.nulls(len(shown["reset"]), kind)
     if per_agent:
         shown["reports"] = _standing(shown["reports"])
     return shown
@@ -62,8 +62,8 @@ def public(
 
 def lines(columns: Mapping[str, pa.Array]) -> list[str]:
     """Each row as a JSON object."""
-    made: list[str] = _objects(columns).to_pylist()
-    return made
+    rows: list[str] = _objects(columns).to_pylist()
+    return rows
 
 
 def ndjson(columns: Mapping[str, pa.Array]) -> bytes:
@@ -93,33 +93,30 @@ def _objects(columns: Mapping[str, pa.Array], end: str = "}") -> pa.Array:
 def texts(column: pa.Array) -> pa.Array:
     """Each value as JSON text; null is ``null``."""
     kind = column.type
-    if (
-        pa.types.is_integer(kind)
-        or pa.types.is_boolean(kind)
-        or (pa.types.is_decimal128(kind) and 0 <= kind.scale <= PLAIN_SCALE)
-    ):
-        made = column.cast(TEXT)
+    is_plain_decimal = pa.types.is_decimal128(kind) and 0 <= kind.scale <= PLAIN_SCALE
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or is_plain_decimal:
+        text = column.cast(TEXT)
     elif kind in TEXTS:
         if pc.any(pc.match_substring_regex(column, ESCAPED)).as_py():
             return _one_by_one(column)
-        made = _quoted(column.cast(TEXT))
+        text = _quoted(column.cast(TEXT))
     elif pa.types.is_date32(kind):
-        made = _quoted(column.cast(TEXT))
+        text = _quoted(column.cast(TEXT))
     elif pa.types.is_timestamp(kind) and kind.unit == "us" and kind.tz is None:
         # "2024-01-01 00:00:00.000000": where there is no fraction it is not written, and only there is it six zeros.
-        made = pc.replace_substring(pc.replace_substring(column.cast(TEXT), " ", "T"), ".000000", "")
-        made = _quoted(made, end='Z"')
+        text = pc.replace_substring(pc.replace_substring(column.cast(TEXT), " ", "T"), ".000000", "")
+        text = _quoted(text, end='Z"')
     elif pa.types.is_map(kind) and kind.key_type in TEXTS:
         keys, items = column.keys, column.items
-        made = _listed(column, lambda of: _joined(texts(keys[of]), pa.scalar(":", TEXT), texts(items[of])), "{}")
+        text = _listed(column, lambda of: _joined(texts(keys[of]), pa.scalar(":", TEXT), texts(items[of])), "{}")
     elif pa.types.is_list(kind):
-        made = _listed(column, lambda of: texts(column.values[of]), "[]")
+        text = _listed(column, lambda of: texts(column.values[of]), "[]")
     elif pa.types.is_struct(kind) and kind.num_fields:
         fields = dict(zip((field.name for field in kind), column.flatten(), strict=True))
-        made = _objects(fields)
+        text = _objects(fields)
     else:
         return _one_by_one(column)
-    return pc.if_else(column.is_valid(), made, pa.scalar("null", TEXT)) if column.null_count else made
+    return pc.if_else(column.is_valid(), text, pa.scalar("null", TEXT)) if column.null_count else text
 
 
 def joined(parts: Sequence[Mapping[str, pa.Array]]) -> Columns:

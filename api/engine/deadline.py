@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext, suppress
 
 import duckdb
 
+from api.engine.duck import Connection
 from api.engine.places import Places
 from api.errors import Problem
 
@@ -74,7 +75,7 @@ class Deadline:
                 self._turns.turns.release()
 
     @contextmanager
-    def over(self, connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    def over(self, connection: Connection) -> Iterator[None]:
         """Interrupt the query of a connection when nothing is left: a problem."""
         self.check()
         WATCH.begin(self, connection)
@@ -90,11 +91,11 @@ class Watch:
     """A thread that interrupts the queries whose time is over; there is one while there are any."""
 
     def __init__(self) -> None:
-        self._running: dict[Deadline, duckdb.DuckDBPyConnection] = {}
+        self._running: dict[Deadline, Connection] = {}
         self._change = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def begin(self, deadline: Deadline, connection: duckdb.DuckDBPyConnection) -> None:
+    def begin(self, deadline: Deadline, connection: Connection) -> None:
         """A query may begin."""
         with self._change:
             self._running[deadline] = connection

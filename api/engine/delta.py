@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote
 
-import duckdb
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from api.engine.duck import literal, quoted
+from api.engine.duck import Connection, literal, quoted
 from statehouse.tables import BUCKET, MARKING, deleted_rows
 
 PLAIN = {"timestampNtz"}  # what a reader may have to know besides, without a difference to the files
@@ -34,19 +34,14 @@ KINDS = {
 }
 
 
-def pin(db: duckdb.DuckDBPyConnection, path: str, version: int, name: str) -> str:
+def pin(db: Connection, path: str, version: int, name: str) -> str:
     """Make a table's version a view of that name, until :func:`unpin`; gives the name as SQL writes it. Whatever is committed
     meanwhile, it is that version. Raises deltalake's or DuckDB's error where it is gone."""
     return next(parts(db, path, version, name))
 
 
 def parts(
-    db: duckdb.DuckDBPyConnection,
-    path: str,
-    version: int,
-    name: str,
-    at_once: int | None = None,
-    which: Which | None = None,
+    db: Connection, path: str, version: int, name: str, at_once: int | None = None, which: Which | None = None
 ) -> Iterator[str]:
     """The same, but the view is of so many of the version's files at once, one part after the other: what DuckDB needs for a
     query, and keeps of its memory, grows with the files of it. With ``which`` only some need be there: of the files with their statistics
@@ -66,7 +61,7 @@ def parts(
     columns = [(quoted(f["name"]), _kind(f["type"])) for f in fields]
     # Of no rows, but with every column: also of a file that is older than one of them.
     none = ", ".join(f"CAST(NULL AS {kind}) AS {column}" for column, kind in columns)
-    made = ", ".join(f"CAST({column} AS {kind}) AS {column}" for column, kind in columns)
+    casts = ", ".join(f"CAST({column} AS {kind}) AS {column}" for column, kind in columns)
     if which:
         files = actions["path"].filter(which(actions)).to_pylist()
     deleted = deleted_rows(delta)
@@ -81,11 +76,20 @@ def parts(
                 on = "_f.file_index = _d.file AND _f.file_row_number = _d.row"
                 found = f"(SELECT _f.* FROM {found} AS _f ANTI JOIN {quoted(_deleted(name))} AS _d ON {on})"
             rows += f" UNION ALL BY NAME SELECT * FROM {found}"
-        db.execute(f"CREATE OR REPLACE TEMP VIEW {view} AS SELECT {made} FROM ({rows})")
+        db.execute(f"CREATE OR REPLACE TEMP VIEW {view} AS SELECT {casts} FROM ({rows})")
         yield view
 
 
-def unpin(db: duckdb.DuckDBPyConnection, name: str) -> None:
+@contextmanager
+def pinned(db: Connection, path: str, version: int, name: str) -> Iterator[str]:
+    """The same as long as it is entered."""
+    try:
+        yield pin(db, path, version, name)
+    finally:
+        unpin(db, name)
+
+
+def unpin(db: Connection, name: str) -> None:
     """Forget a view of :func:`pin`, if there is one."""
     db.execute(f"DROP VIEW IF EXISTS {quoted(name)}")
     db.unregister(_deleted(name))

@@ -7,6 +7,7 @@ in the log.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import NamedTuple
 
 from deltalake import DeltaTable
@@ -38,24 +39,22 @@ class Log:
     def _local(self) -> Mark | None:
         known = self._mark and self._at(self._mark.version)
         # Deleted and made anew (or replaced, or cleaned up) since the last look: begin from the listing.
-        found = known if known and known == self._mark else self._listed()
-        while found and (following := self._at(found.version + 1)):
-            found = following
-        return found
+        mark = known if known and known == self._mark else self._listed()
+        while mark and (following := self._at(mark.version + 1)):
+            mark = following
+        return mark
 
     def _at(self, version: int) -> Mark | None:
-        try:
-            found = os.stat(f"{self.path}/_delta_log/{version:020}.json")
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        return Mark(version, (found.st_ino, found.st_mtime_ns))
+        with suppress(FileNotFoundError, NotADirectoryError):
+            commit = os.stat(f"{self.path}/_delta_log/{version:020}.json")
+            return Mark(version, (commit.st_ino, commit.st_mtime_ns))
+        return None
 
     def _listed(self) -> Mark | None:
-        try:
+        versions = []
+        with suppress(FileNotFoundError, NotADirectoryError):
             names = os.listdir(f"{self.path}/_delta_log")
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        versions = [int(n[:20]) for n in names if n[20:] == ".json" and n[:20].isdecimal()]
+            versions = [int(n[:20]) for n in names if n[20:] == ".json" and n[:20].isdecimal()]
         return self._at(max(versions)) if versions else None
 
     def _remote(self) -> Mark | None:

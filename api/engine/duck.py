@@ -12,6 +12,7 @@ from statehouse.errors import StatehouseError
 from statehouse.places import S3, duckdb_secret, remote, scheme
 from statehouse.transpile import CASES
 
+Connection = duckdb.DuckDBPyConnection
 # Of one batch as Arrow: DuckDB makes room for so many rows of every column, a million if it is not told. That is never used, but
 # each time it is asked for and given back it tears the heap, which had grown to gigabytes, and the process with it.
 ROWS = 2048
@@ -45,7 +46,7 @@ def literal(text: str) -> str:
 
 def connect(
     version: str = duckdb.__version__, root: str | None = None, threads: int | None = None, footers: bool = False
-) -> duckdb.DuckDBPyConnection:
+) -> Connection:
     """A new in-memory database that can attach Delta tables; its times are UTC. With a ``root`` no SQL gets at anything outside
     of it, and nothing can be loaded or set any more. With ``footers`` it remembers what it has read of every file: 25 KiB each."""
     if version in WRONG:
@@ -57,10 +58,7 @@ def connect(
     for name, function in CASES.items():
         connection.create_function(name, function, ["VARCHAR"], "VARCHAR")
     _load(connection, "delta")
-    if scheme(root or "") in S3:
-        _load(connection, "httpfs")
-        _load(connection, "aws")
-        connection.execute(duckdb_secret())
+    reach(connection, root or "")
     if footers:
         connection.execute("SET parquet_metadata_cache = true")  # a lake's files do not change
     connection.execute("SET arrow_large_buffer_size = true")  # a column of strings may have more than 2 GiB
@@ -73,7 +71,15 @@ def connect(
     return connection
 
 
-def types(db: duckdb.DuckDBPyConnection, relation: str) -> dict[str, str]:
+def reach(connection: Connection, path: str) -> None:
+    """Let a connection read below a path, also where that is on S3."""
+    if scheme(path) in S3:
+        _load(connection, "httpfs")
+        _load(connection, "aws")
+        connection.execute(duckdb_secret())
+
+
+def types(db: Connection, relation: str) -> dict[str, str]:
     """The columns of a relation with the types that they are kept with: moments are plain UTC."""
     described = db.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()
     return {row[0]: row[1].replace("TIMESTAMP WITH TIME ZONE", "TIMESTAMP") for row in described}
@@ -83,11 +89,11 @@ def _extension(name: str) -> Path | None:
     """A signed extension as its wheel brings it, where it is."""
     spec = importlib.util.find_spec(f"duckdb_extension_{name}")
     folders = (spec and spec.submodule_search_locations) or []
-    found = (Path(f, "extensions", f"v{duckdb.__version__}", f"{name}.duckdb_extension") for f in folders)
-    return next((file for file in found if file.is_file()), None)
+    files = (Path(f, "extensions", f"v{duckdb.__version__}", f"{name}.duckdb_extension") for f in folders)
+    return next((file for file in files if file.is_file()), None)
 
 
-def _load(connection: duckdb.DuckDBPyConnection, name: str) -> None:
+def _load(connection: Connection, name: str) -> None:
     """Load an extension: its wheel's, nothing is copied or fetched; without that DuckDB fetches it, where it may."""
     file = _extension(name)
     try:

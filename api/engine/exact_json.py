@@ -49,13 +49,13 @@ def loads(text: str) -> Any:
 def decoded(body: bytes, such_as: str) -> dict[str, Any]:
     """A JSON object, every digit of its numbers kept."""
     try:
-        found = loads(body.decode("utf-8"))
-        dumps(found).encode()  # half of a surrogate pair is JSON, but no text
+        document = loads(body.decode("utf-8"))
+        dumps(document).encode()  # half of a surrogate pair is JSON, but no text
     except ValueError as error:
         raise refused("bad-body", f"a body that is not JSON in UTF-8 ({error})", "an object") from None
-    if not isinstance(found, dict):
-        raise refused("bad-body", dumps(found)[:100], f"an object such as {such_as}")
-    return found
+    if not isinstance(document, dict):
+        raise refused("bad-body", dumps(document)[:100], f"an object such as {such_as}")
+    return document
 
 
 def time(moment: dt.datetime) -> str:

@@ -6,13 +6,12 @@ that a late reset tore.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-import duckdb
 import pyarrow as pa
 
-from api.engine.duck import ROWS, quoted
+from api.engine.duck import ROWS, Connection, casts, quoted
 from statehouse.alike import check_store, given
 from statehouse.alike_reducers import own_given
 from statehouse.config.models import Own, Stream
@@ -38,6 +37,21 @@ def spoken(rule: Rule, stream: Stream) -> Rule:
     return replace(rule, nulled=(*given(rule.store, columns), *own))
 
 
+def project(rule: Rule, changelog: str, of: str | None = None) -> str:
+    """A store's events out of rows of the changelog, in Spark's words; of all keys, or of those in a relation."""
+    events = rule.project(changelog, guard=GUARD)
+    if of is None:
+        return events
+    keys = ", ".join(map(spark_quoted, rule.key_columns))
+    return f"SELECT * FROM ({events}) WHERE ({keys}) IN (SELECT {keys} FROM {of})"
+
+
+def touched(rule: Rule, changelog: str, names: Iterable[str], types: Mapping[str, str]) -> str:
+    """The key's columns of these names that a store's events out of rows of the changelog have, each once, as the state's ``types``; in
+    DuckDB's words."""
+    return f"SELECT DISTINCT {casts({n: types[n] for n in names})} FROM ({to_duckdb(project(rule, changelog))})"
+
+
 class Fold:
     """A store's state and tombstones as two tables of a DuckDB connection, ``<name>_state`` and ``<name>_tombstones``, or another
     fold's ``tombstones``.
@@ -45,7 +59,7 @@ class Fold:
     Raises sqlglot's or DuckDB's error where the store's expressions have no words in DuckDB.
     """
 
-    def __init__(self, db: duckdb.DuckDBPyConnection, rule: Rule, name: str, tombstones: str | None = None) -> None:
+    def __init__(self, db: Connection, rule: Rule, name: str, tombstones: str | None = None) -> None:
         self.db, self.rule = db, rule
         self.state, self.tombstones = f"{name}_state", tombstones or f"{name}_tombstones"
         self._rows = f"{name}_rows"
@@ -61,23 +75,19 @@ class Fold:
 
         ``changelog`` gives a relation of all rows up to and with these; it is asked for only where a late reset tore a key.
         """
-        db, rule = self.db, self.rule
+        db = self.db
         db.execute(self._no_rows)
         if rows.num_rows:
             db.register("_before", rows)
             db.execute(f"INSERT INTO {quoted(self.state)} BY NAME SELECT * FROM _before")
             db.unregister("_before")
         self._fold(events, of)
-        self._make(
-            self._rows,
-            rule.combine(rule.spread("_folded", self.state, self.tombstones), self.state, self.tombstones),
-        )
+        self._make(self._rows, self._combined(self.state, self.tombstones))
         torn = f"SELECT {self._keys()} FROM {quoted(self._rows)} WHERE _conflict"
         if db.execute(f"SELECT count(*) FROM ({torn})").fetchone() != (0,):
             self._fold(changelog(), f"(SELECT * FROM {self._rows} WHERE _conflict)")
             # Of a torn window nothing may be left: the state's own windows tell that there is one to be absent.
-            spread = rule.spread("_folded", self.state, None)
-            self._make("_anew", rule.combine(spread, self.state, None, again=True))
+            self._make("_anew", self._combined(self.state, None, again=True))
             db.execute(f"CREATE OR REPLACE TEMP TABLE _again AS SELECT * FROM _anew WHERE ({self._keys()}) IN ({torn})")
             db.execute(f"DELETE FROM {quoted(self._rows)} WHERE _conflict")
             db.execute(f"INSERT INTO {quoted(self._rows)} BY NAME SELECT * FROM _again")
@@ -101,7 +111,7 @@ class Fold:
         """Fold a store's events, a relation in Spark's words that ``project`` made, with nothing else: the name of a table
         of rows as ``combine`` gives them."""
         self._make("_folded", self.rule.fold(events))
-        self._make(self._rows, self.rule.combine(self.rule.spread("_folded", None, None), self.state, None, again=True))
+        self._make(self._rows, self._combined(None, None, again=True))
         return self._rows
 
     def _keys(self) -> str:
@@ -109,16 +119,17 @@ class Fold:
 
     def _fold(self, log: str, of: str | None = None) -> None:
         """One row a key, as the table ``_folded``; of all keys, or of those in a relation."""
-        events = f"({self.rule.project(log, guard=GUARD)})"
-        if of:
-            keys = ", ".join(map(spark_quoted, self.rule.key_columns))
-            events = f"(SELECT * FROM {events} WHERE ({keys}) IN (SELECT {keys} FROM {of}))"
-        self._make("_folded", self.rule.fold(events))
+        self._make("_folded", self.rule.fold(f"({project(self.rule, log, of)})"))
+
+    def _combined(self, state: str | None, tombstones: str | None, again: bool = False) -> str:
+        """What the rows of ``_folded`` make of the state's."""
+        rows = self.rule.spread("_folded", state, tombstones)
+        return self.rule.combine(rows, self.state, tombstones, again)
 
     def _make(self, table: str, query: str) -> None:
         self.db.execute(f"CREATE OR REPLACE TEMP TABLE {quoted(table)} AS {to_duckdb(query)}")
 
 
 def _created(table: str, columns: Mapping[str, str]) -> str:
-    made = ", ".join(f"{quoted(c)} {duckdb_type(t)}" for c, t in columns.items())
-    return f"CREATE OR REPLACE TABLE {quoted(table)} ({made})"
+    definitions = ", ".join(f"{quoted(c)} {duckdb_type(t)}" for c, t in columns.items())
+    return f"CREATE OR REPLACE TABLE {quoted(table)} ({definitions})"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from urllib.parse import quote, unquote_to_bytes
 
 from api.engine.types import canonical
-from api.errors import Problem, refused
+from api.errors import Problem, bad_parameter, refused
 from statehouse.config.models import Store
 from statehouse.fold import Rule
 
@@ -26,14 +26,13 @@ def typed(parts: Sequence[str], store: Store, types: Sequence[str]) -> list[str]
     names = "/".join(k.name for k in store.keys)
     if len(parts) != len(types):
         raise refused("bad-key", f"{len(parts)} parts separated by '/'", f"{len(types)}: {names}")
-    made = []
+    checked = []
     for key, part, kind in zip(store.keys, parts, types, strict=True):
         try:
-            made.append(canonical(part, kind))
+            checked.append(canonical(part, kind))
         except ValueError as error:
-            expected = str(error).removeprefix("expected ")
-            raise refused("bad-key", repr(part[:100]), expected, at=key.name) from None
-    return made
+            raise refused("bad-key", repr(part[:100]), error, at=key.name) from None
+    return checked
 
 
 def size(parts: Sequence[str]) -> int:
@@ -71,7 +70,7 @@ def of_cursor(text: str, count: int) -> list[str]:
 
 def bad_cursor(text: str) -> Problem:
     """The problem of a cursor that no scan of this store has given."""
-    return Problem(400, "bad-parameter", f"cursor: found {text[:100]!r}, expected one that a scan of this store gave")
+    return bad_parameter("cursor", text, "one that a scan of this store gave")
 
 
 def utf8(part: bytes) -> str:

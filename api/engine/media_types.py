@@ -3,4 +3,4 @@
 from __future__ import annotations
 
 JSON, NDJSON, CSV, ARROW = "application/json", "application/x-ndjson", "text/csv", "application/vnd.apache.arrow.stream"
-EVENTS, HTML = "text/event-stream", "text/html"
+EVENTS, HTML, PROBLEM = "text/event-stream", "text/html", "application/problem+json"

@@ -11,7 +11,7 @@ import duckdb
 from deltalake.exceptions import DeltaError
 
 from api.engine.delta import pin, unpin
-from api.engine.duck import connect, quoted
+from api.engine.duck import Connection, connect, quoted
 from statehouse.errors import LakeBusy
 
 SCANS = 500  # of one connection: DuckDB keeps what it has learnt of every file
@@ -27,7 +27,7 @@ class Pool:
             self._free.put(None)
 
     @contextmanager
-    def table(self, path: str, version: int) -> Iterator[tuple[duckdb.DuckDBPyConnection, str]]:
+    def table(self, path: str, version: int) -> Iterator[tuple[Connection, str]]:
         """A connection, and what a version of a table is called there. Raises LakeBusy where all are taken for too long, or
         what is read is gone."""
         try:
@@ -53,6 +53,6 @@ class Pool:
 
 @dataclass
 class _Used:
-    connection: duckdb.DuckDBPyConnection
+    connection: Connection
     scans: int = 0
     versions: dict[str, int] = field(default_factory=dict)  # attached, by path

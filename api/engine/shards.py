@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from duckdb.func import ARROW
 
 from api.engine.columns import Key
+from api.engine.duck import Connection
 from statehouse.partitioner import SEED, M, R, murmur2, text, text_of
 
 MANY = 64  # keys from which on it takes less time to do them all at once
@@ -51,7 +52,7 @@ class Shards:
         here = np.isin(murmur2s(texts) % self.count, list(self.numbers))
         return [found[place] for place in np.flatnonzero(here)]
 
-    def declare(self, db: duckdb.DuckDBPyConnection, name: str) -> None:
+    def declare(self, db: Connection, name: str) -> None:
         """Make of :meth:`mask` a function of DuckDB's."""
 
         def here(*columns: pa.ChunkedArray) -> pa.Array:
@@ -101,9 +102,9 @@ def murmur2s(texts: pa.Array) -> np.ndarray:
 
 def _texts(column: pa.Array, part: bool) -> pa.Array:
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        found = column.cast(pa.large_string())
-        if not part or not pc.any(pc.match_substring_regex(found, QUOTED)).as_py():
-            return found
+        strings = column.cast(pa.large_string())
+        if not part or not pc.any(pc.match_substring_regex(strings, QUOTED)).as_py():
+            return strings
     elif pa.types.is_integer(column.type):
         return column.cast(pa.large_string())  # nothing in it to encode but what is not encoded, its '-'
     texts = (text_of(value) for value in column.to_pylist())

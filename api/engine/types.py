@@ -17,21 +17,17 @@ from sqlglot import exp
 
 from api.engine import exact_json
 from statehouse.payload import GREATEST_FLOAT
-from statehouse.types import FORMS
+from statehouse.types import FORMS, INTEGERS
 
 LARGEST = {"FLOAT": GREATEST_FLOAT, "DOUBLE": 1.7976931348623157e308}
 EXACT = Context(prec=38, Emax=MAX_EMAX, Emin=MIN_EMIN)  # as many digits as a DECIMAL can have
-BITS = {"TINYINT": 8, "SMALLINT": 16, "INT": 32, "BIGINT": 64}
-_TIME = re.compile(
-    r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)(:\d\d)?(\.\d{1,6})?(Z|[+-]\d\d:\d\d)?)?",
-    re.ASCII,
-)
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)(:\d\d)?(\.\d{1,6})?(Z|[+-]\d\d:\d\d)?)?", re.ASCII)
 
 
 def canonical(text: str, kind: str) -> str:
     """A key's text in the one form that both engines cast alike; ValueError says what was expected."""
     kind = kind.upper()
-    if kind in BITS:
+    if kind in INTEGERS:
         if not re.fullmatch(r"[-+]?\d{1,40}", text, re.ASCII):
             raise ValueError(f"expected {_integers(kind)}")
         return str(_integer(int(text), kind))
@@ -57,7 +53,7 @@ def canonical(text: str, kind: str) -> str:
 def conforming(value: Any, kind: str) -> Any:
     """A value (not null) as it is sent to the topic; ValueError says what was expected."""
     plain = kind.upper()
-    if plain in BITS:
+    if plain in INTEGERS:
         value = whole(value)
         if type(value) is not int:
             raise ValueError(f"expected {_integers(plain)}")
@@ -133,21 +129,31 @@ def whole(value: Any) -> Any:
     return value
 
 
+def digits_of(kind: str) -> tuple[int, int]:
+    """A decimal type's precision and scale."""
+    sizes = re.fullmatch(r"DECIMAL\((\d+),\s*(\d+)\)", kind.upper())
+    return (int(sizes[1]), int(sizes[2])) if sizes else (10, 0)
+
+
+def moment(text: str) -> dt.datetime:
+    """A time as plain UTC; ValueError says what was expected."""
+    return _moment(text).replace(tzinfo=None)
+
+
 def _integers(kind: str) -> str:
-    limit = 2 ** (BITS[kind] - 1)
+    limit = 2 ** (INTEGERS[kind] - 1)
     return f"an integer between {-limit} and {limit - 1} ({kind})"
 
 
 def _integer(number: int, kind: str) -> int:
-    limit = 2 ** (BITS[kind] - 1)
+    limit = 2 ** (INTEGERS[kind] - 1)
     if not -limit <= number < limit:
         raise ValueError(f"expected {_integers(kind)}")
     return number
 
 
 def _decimal(number: Decimal, kind: str) -> Decimal:
-    found = re.fullmatch(r"DECIMAL\((\d+),\s*(\d+)\)", kind)
-    precision, scale = (int(found[1]), int(found[2])) if found else (10, 0)
+    precision, scale = digits_of(kind)
     if not number:
         return Decimal(0)  # not as it was sent: written out, 0e-400000000 has as many zeros
     # What more digits than a DECIMAL can have would be rounded to is another number, and the digits of this one are few.
@@ -171,10 +177,10 @@ def _date(text: str) -> str:
 
 
 def _moment(text: str) -> dt.datetime:
-    found = _TIME.fullmatch(text)
+    match = _TIME.fullmatch(text)
     try:
-        if found:
-            day, minutes, seconds, fraction, zone = found.groups()
+        if match:
+            day, minutes, seconds, fraction, zone = match.groups()
             micros = (fraction or ".0")[1:].ljust(6, "0")
             zone = "+00:00" if zone in (None, "Z") else zone
             moment = dt.datetime.fromisoformat(f"{day}T{minutes or '00:00'}{seconds or ':00'}.{micros}{zone}")

@@ -10,38 +10,26 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from decimal import Decimal
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 from sqlglot import TokenType, exp, parse_one, tokenize
 from sqlglot.errors import SqlglotError
 
+from api.engine.columns import count
 from api.engine.deadline import Deadline
-from api.engine.duck import quoted
-from api.engine.types import canonical
+from api.engine.duck import Connection, quoted
+from api.engine.types import canonical, moment
+from statehouse.values import NUMBERS
 
 LONGEST = 2000  # characters
 # What a parenthesis may come after. Of calls within calls, such as STRUCT(STRUCT(…, the parser's time doubles with each.
 BEFORE_PARENTHESES = {
-    None,
-    TokenType.L_PAREN,
-    TokenType.AND,
-    TokenType.OR,
-    TokenType.NOT,
-    TokenType.IN,
-    TokenType.BETWEEN,
-    TokenType.LIKE,
-    TokenType.EQ,
-    TokenType.NEQ,
-    TokenType.NULLSAFE_EQ,
-    TokenType.LT,
-    TokenType.LTE,
-    TokenType.GT,
-    TokenType.GTE,
-    TokenType.DASH,
+    *(None, TokenType.L_PAREN, TokenType.AND, TokenType.OR, TokenType.NOT, TokenType.DASH),
+    *(TokenType.EQ, TokenType.NEQ, TokenType.NULLSAFE_EQ, TokenType.LT, TokenType.LTE, TokenType.GT, TokenType.GTE),
+    *(TokenType.IN, TokenType.BETWEEN, TokenType.LIKE),
 }
 COMPARE: dict[type[exp.Expr], tuple[str, str]] = {  # as it is, and with its sides the other way round
     exp.EQ: ("=", "="),
@@ -54,7 +42,6 @@ COMPARE: dict[type[exp.Expr], tuple[str, str]] = {  # as it is, and with its sid
 }
 SUCH_AS = "comparisons with literals, such as value > 10 AND key LIKE 'a%' (also OR, NOT, IN, BETWEEN, IS NULL)"
 ANY = {"%": ".*", "_": "."}  # of a LIKE, as a regular expression
-NUMBERS = ("TINYINT", "SMALLINT", "INT", "BIGINT", "DECIMAL", "FLOAT", "DOUBLE")
 PLAIN = (*NUMBERS, "BOOLEAN", "STRING", "DATE", "TIMESTAMP")
 
 
@@ -64,7 +51,7 @@ class Where:
     Raises ValueError for what is not such a condition.
     """
 
-    def __init__(self, text: str, types: Mapping[str, str], cursor: Callable[[], duckdb.DuckDBPyConnection]) -> None:
+    def __init__(self, text: str, types: Mapping[str, str], cursor: Callable[[], Connection]) -> None:
         self._types = {n: t for n, t in types.items() if t.upper().startswith(PLAIN) and n != "reset"}
         self.bound: list[Any] = []
         self._cursor = cursor
@@ -81,18 +68,14 @@ class Where:
 
     def places(self, columns: Mapping[str, pa.Array], deadline: Deadline | None = None) -> list[int]:
         """Which rows of some columns meet the condition, by their numbers; a problem where that is not known by the deadline."""
-        count = len(next(iter(columns.values()), ()))
-        if not count:
+        if not (size := count(columns)):
             return []
-        cursor = self._cursor()
-        try:
+        with closing(self._cursor()) as cursor:
             rows = {name: column for name, column in columns.items() if name in self._types}
-            cursor.register("_asked", pa.table({**rows, "_place": pa.array(range(count), pa.int64())}))
+            cursor.register("_asked", pa.table({**rows, "_place": pa.array(range(size), pa.int64())}))
             with deadline.over(cursor) if deadline else nullcontext():
-                found = cursor.execute(f"SELECT _place FROM _asked WHERE {self.sql}", self.bound).fetchnumpy()
-            return found["_place"].tolist()
-        finally:
-            cursor.close()
+                places = cursor.execute(f"SELECT _place FROM _asked WHERE {self.sql}", self.bound).fetchnumpy()
+            return places["_place"].tolist()
 
     def _condition(self, node: exp.Expr) -> str:
         if isinstance(node, (exp.And, exp.Or)):
@@ -179,12 +162,8 @@ def _number(text: str, negative: bool) -> Any:
     return -number if negative else number
 
 
-def _moment(text: str) -> dt.datetime:
-    return dt.datetime.fromisoformat(canonical(text, "TIMESTAMP").removesuffix("Z"))
-
-
 TEXTS: dict[str, Callable[[str], Any]] = {
     "STRING": str,
     "DATE": lambda text: dt.date.fromisoformat(canonical(text, "DATE")),
-    "TIMESTAMP": _moment,
+    "TIMESTAMP": moment,
 }

@@ -17,9 +17,9 @@ from urllib.parse import quote
 import urllib3
 
 from api.errors import Problem
-from api.fleet.client import FAILURES, streamed
+from api.fleet.client import FAILURES, open_stream
 from api.fleet.membership import Fleet
-from api.fleet.routing import assigned
+from api.fleet.routing import assign
 
 HEARTBEAT = 5.0  # seconds; every instance's stream has one
 AGAIN = 0.5  # seconds after which it is looked again who has some shards
@@ -52,9 +52,8 @@ class Gathered:
         self._closed = threading.Event()
         others = set(range(self.fleet.count)) - set(self.held)
         self._parts = [Part(self.held, self.begin(self.held))] if self.held else []
-        self._parts += [
-            self._theirs(address, shards, self.place) for address, shards in assigned(self.fleet, others).items()
-        ]
+        theirs = assign(self.fleet, others)
+        self._parts += [self._theirs(address, shards, self.place) for address, shards in theirs.items()]
 
     def events(self, seconds: float) -> Iterator[bytes]:
         """The events, for so many seconds, or until nobody has a shard any more."""
@@ -67,15 +66,15 @@ class Gathered:
             yield b"retry: 1000\n\n"
             while (left := until - time.monotonic()) > 0:
                 try:
-                    said = self._said.get(timeout=min(HEARTBEAT, left))
+                    message = self._said.get(timeout=min(HEARTBEAT, left))
                 except queue.Empty:
-                    said = None
+                    message = None
                 if time.monotonic() - heard > HEARTBEAT:
                     yield b": \n\n"
                     heard = time.monotonic()
-                if said is None:
+                if message is None:
                     continue
-                part, block = said
+                part, block = message
                 if block is None:
                     if not self._go_on(part):
                         return
@@ -113,7 +112,7 @@ class Gathered:
         left = list(part.shards)
         while left and not self._closed.is_set():
             try:
-                for address, shards in assigned(self.fleet, left).items():
+                for address, shards in assign(self.fleet, left).items():
                     more = self._theirs(address, shards, part.place)
                     more.place = part.place
                     self._parts.append(more)
@@ -128,10 +127,10 @@ class Gathered:
     def _theirs(self, address: str, shards: Sequence[int], place: str | None) -> Part:
         headers = {**self.headers, **({"Last-Event-ID": place} if place else {})}
         path = f"/stores/{quote(self.store)}/changes"
-        found = streamed(self.fleet, address, path, shards, headers, silence=3 * HEARTBEAT)
-        if found is None:
+        response = open_stream(self.fleet, address, path, shards, headers, silence=3 * HEARTBEAT)
+        if response is None:
             raise Problem(503, "not-ready", f"{address} does not answer any more")
-        return Part(shards, _pieces(found))
+        return Part(shards, _pieces(response))
 
     def _read(self, part: Part) -> None:
         threading.Thread(target=self._follow, args=(part,), name="changes", daemon=True).start()

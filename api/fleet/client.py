@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import urllib3
 from urllib3.util import Timeout
@@ -23,6 +23,7 @@ BACK = ("Content-Type", "ETag", "Retry-After", "Allow", "WWW-Authenticate", PLAC
 CONNECT = 1.0  # seconds
 BESIDE = 5.0  # seconds that an answer may take longer than it should
 ELSEWHERE = 421
+Headers = Mapping[str, str]
 FAILURES = (urllib3.exceptions.HTTPError, OSError)
 
 
@@ -31,7 +32,7 @@ class FleetRequest:
     """The request at hand, as far as it concerns other instances. ``fleet``: None where this instance has every key."""
 
     fleet: Fleet | None
-    headers: Mapping[str, str]  # those of `WITH` that it has
+    headers: Headers  # those of `WITH` that it has
     shards: str | None  # its header `SHARDS`: it is another instance's
     query: str  # as it was sent
     parameters: Mapping[str, str]  # the same
@@ -51,12 +52,12 @@ class Reply(NamedTuple):
     headers: dict[str, str]
 
 
-def said(position: int | None, offsets: Mapping[str, int]) -> dict[str, str]:
+def position_headers(position: int | None, offsets: Mapping[str, int]) -> dict[str, str]:
     """Headers that tell another instance what an answer reflects."""
     return {OFFSETS: json.dumps({"position": position, "offsets": offsets})}
 
 
-def passed(response: urllib3.HTTPResponse) -> Problem:
+def as_problem(response: urllib3.HTTPResponse) -> Problem:
     """Another instance's problem as our own."""
     document = json.loads(response.data)
     kind = str(document.get("type", "")).removeprefix("urn:statehouse:")
@@ -64,41 +65,36 @@ def passed(response: urllib3.HTTPResponse) -> Problem:
     return Problem(response.status, kind if kind in TITLES else "busy", document.get("detail", ""), headers)
 
 
-def asked(
+def ask_instance(
     request: FleetRequest, address: str, method: str, path: str, shards: Collection[int], body: bytes | None = None
 ) -> urllib3.HTTPResponse | None:
-    """Another instance's whole answer to what the request at hand asks, with its query; None as of :func:`_sent`."""
+    """Another instance's whole answer to what the request at hand asks, with its query; None as of :func:`_send`."""
     assert request.fleet is not None
     headers = dict(request.headers)
     if body is not None:
         headers["Content-Type"] = JSON
     path = f"{path}?{request.query}" if request.query else path
-    return _sent(request.fleet, address, method, path, shards, headers, body)
+    return _send(request.fleet, address, method, path, shards, headers, body)
 
 
-def streamed(
-    fleet: Fleet,
-    address: str,
-    path: str,
-    shards: Collection[int],
-    headers: Mapping[str, str],
-    silence: float | None = None,
+def open_stream(
+    fleet: Fleet, address: str, path: str, shards: Collection[int], headers: Headers, silence: float | None = None
 ) -> urllib3.HTTPResponse | None:
-    """Another instance's answer as it comes, None as of :func:`_sent`, which has ``silence``; its problem as our own."""
-    found = _sent(fleet, address, "GET", path, shards, headers, None, whole=False, silence=silence)
-    if found is not None and found.status != 200:
-        with found:
-            raise passed(found)
-    return found
+    """Another instance's answer as it comes, None as of :func:`_send`, which has ``silence``; its problem as our own."""
+    response = _send(fleet, address, "GET", path, shards, headers, None, whole=False, silence=silence)
+    if response is not None and response.status != 200:
+        with response:
+            raise as_problem(response)
+    return response
 
 
-def _sent(
+def _send(
     fleet: Fleet,
     address: str,
     method: str,
     path: str,
     shards: Collection[int],
-    headers: Mapping[str, str],
+    headers: Headers,
     body: bytes | None,
     whole: bool = True,
     silence: float | None = None,
@@ -107,32 +103,25 @@ def _sent(
     have the shards any more: another one may be asked."""
     numbers = ",".join(map(str, shards))
     timeout = Timeout(connect=CONNECT, read=silence or fleet.limits.max_time / 1000 + BESIDE)
+    sent: dict[str, Any] = {"headers": {**headers, SHARDS: numbers}, "body": body, "timeout": timeout}
     ask = partial(
-        fleet.http.request,
-        method,
-        address + path,
-        headers={**headers, SHARDS: numbers},
-        body=body,
-        timeout=timeout,
-        preload_content=whole,
-        redirect=False,
-        retries=False,
+        fleet.http.request, method, address + path, **sent, preload_content=whole, redirect=False, retries=False
     )
     try:
         try:
-            found = ask()
+            response = ask()
         except FAILURES as error:
             # A connection that was kept may be closed at the very moment that it is used again, and all that is asked here may be
             # asked twice. But not one who hangs: it was hung up on.
             if isinstance(error, urllib3.exceptions.TimeoutError) or not fleet.up(address):
                 raise
-            found = ask()
+            response = ask()
     except FAILURES:
         fleet.lost(address)
         return None
-    if found.status == ELSEWHERE:
-        found.close()
+    if response.status == ELSEWHERE:
+        response.close()
         fleet.gone(address, shards)
         return None
-    assert isinstance(found, urllib3.HTTPResponse)
-    return found
+    assert isinstance(response, urllib3.HTTPResponse)
+    return response

@@ -22,7 +22,6 @@ class Line(HTTPConnection):
     """A connection that is known here."""
 
     def connect(self) -> None:
-        """As of urllib3."""
         super().connect()
         _know(self)
 
@@ -31,7 +30,6 @@ class SafeLine(HTTPSConnection):
     """The same with TLS."""
 
     def connect(self) -> None:
-        """As of urllib3."""
         super().connect()
         _know(self)
 
@@ -50,17 +48,17 @@ class SafeLines(urllib3.HTTPSConnectionPool):
 
 def manager(count: int) -> urllib3.PoolManager:
     """What asks other instances, with so many connections to each that are kept."""
-    made = urllib3.PoolManager(64, maxsize=count)
-    made.pool_classes_by_scheme = {"http": Lines, "https": SafeLines}
-    return made
+    pool = urllib3.PoolManager(64, maxsize=count)
+    pool.pool_classes_by_scheme = {"http": Lines, "https": SafeLines}
+    return pool
 
 
 def hang_up(address: str) -> None:
     """Who waits for an answer of this instance gets an error now."""
     url = urlsplit(address)
     with _lock:
-        found = list(_open.get((url.hostname or "", url.port or 0), ()))
-    for line in found:
+        sockets = list(_open.get((url.hostname or "", url.port or 0), ()))
+    for line in sockets:
         with suppress(OSError):  # it has ended by itself
             line.shutdown(socket.SHUT_RDWR)
 

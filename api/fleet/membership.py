@@ -80,7 +80,6 @@ class Fleet:
         threading.Thread(target=self._run, name="fleet", daemon=True).start()
 
     def stop(self) -> None:
-        """End the thread."""
         self._stop.set()
 
     def owners(self, shard: int) -> list[str]:
@@ -96,9 +95,9 @@ class Fleet:
         to see that nobody comes."""
         until = time.monotonic() + LOST_SECONDS
         while True:
-            made = {shard: self.holders(shard) for shard in shards}
-            if all(made.values()) or time.monotonic() > until or self._stop.wait(AGAIN_SECONDS):
-                return made
+            holders = {shard: self.holders(shard) for shard in shards}
+            if all(holders.values()) or time.monotonic() > until or self._stop.wait(AGAIN_SECONDS):
+                return holders
 
     def up(self, address: str) -> bool:
         """Whether an instance answers, as far as is known."""
@@ -119,23 +118,14 @@ class Fleet:
         """What ``GET /processors`` says: ``map`` has for each shard the instances that have it, best first; ``settled``: it has been
         up for long enough to know who is there."""
         here = self.held()
-        holders = [
-            ranked(shard, [*self.holders(shard), *([self.address] if shard in here else ())])
-            for shard in range(self.count)
-        ]
+        holders = [ranked(s, [*self.holders(s), *([self.address] if s in here else ())]) for s in range(self.count)]
         members = self._members()
         owned = {a: [s for s in range(self.count) if a in self.owners(s)] for a in members}
         instances = [{"address": self.address, "up": True, "owns": owned[self.address], "holds": sorted(here)}]
         for peer in list(self._peers.values()):
-            instances.append(
-                {
-                    "address": peer.address,
-                    "up": peer.up,
-                    "owns": owned.get(peer.address, []),
-                    "holds": sorted(peer.holds) if peer.up else [],
-                    **({"error": peer.error} if peer.error else {}),
-                }
-            )
+            error = {"error": peer.error} if peer.error else {}
+            shards = {"owns": owned.get(peer.address, []), "holds": sorted(peer.holds) if peer.up else []}
+            instances.append({"address": peer.address, "up": peer.up, **shards, **error})
         return {
             "shards": self.count,
             "copies": self.limits.copies,
@@ -187,35 +177,34 @@ class Fleet:
         self._share()
 
     def _addresses(self) -> set[str]:
-        found = set(self.limits.peers)
+        addresses = set(self.limits.peers)
         if self.limits.discover:
             url = urlsplit(self.limits.discover)
             for *_, place in socket.getaddrinfo(url.hostname, url.port, type=socket.SOCK_STREAM):
                 host, port = str(place[0]), int(place[1])
-                found.add(f"{url.scheme}://{f'[{host}]' if ':' in host else host}:{port}")
-        return found - {self.address}
+                addresses.add(f"{url.scheme}://{f'[{host}]' if ':' in host else host}:{port}")
+        return addresses - {self.address}
 
     def _ask(self, peer: Peer) -> None:
         try:
             url, timeout = f"{peer.address}/processors", Timeout(ANSWER_SECONDS)
             answer = self.http.request("GET", url, timeout=timeout, retries=ONCE_MORE)
-            said = answer.json()
-            if answer.status != 200 or said["shards"] != self.count:
+            body = answer.json()
+            if answer.status != 200 or body["shards"] != self.count:
                 raise ValueError(
-                    f"found {said.get('shards')} shards, expected {self.count}: its configuration is another"
+                    f"found {body.get('shards')} shards, expected {self.count}: its configuration is another"
                 )
-            if said["address"] != peer.address:  # who should have a shard is found by it: all have to call it the same
-                raise ValueError(f"found one that calls itself {said['address']}, expected that as its `api: address`")
-            holds = next(i["holds"] for i in said["instances"] if i["address"] == said["address"])
-            knows = frozenset(i["address"] for i in said["instances"] if i["up"]) if said["settled"] else None
+            if body["address"] != peer.address:  # who should have a shard is found by it: all have to call it the same
+                raise ValueError(f"found one that calls itself {body['address']}, expected that as its `api: address`")
+            holds = next(i["holds"] for i in body["instances"] if i["address"] == body["address"])
+            knows = frozenset(i["address"] for i in body["instances"] if i["up"]) if body["settled"] else None
         except (urllib3.exceptions.HTTPError, OSError, ValueError, LookupError, TypeError, StopIteration) as error:
             if peer.up or peer.error is None:
                 log.info("instance %s does not answer: %s", peer.address, error)
             peer.up, peer.error = False, str(error) or type(error).__name__
             if isinstance(error.reason if isinstance(error, MaxRetryError) else error, TimeoutError):
-                connections.hang_up(
-                    peer.address
-                )  # what else it was asked for it does not answer either: others are asked now
+                # What else it was asked for it does not answer either: others are asked now.
+                connections.hang_up(peer.address)
             if isinstance(error, NewConnectionError) and peer.heard is not None:
                 peer.heard = -math.inf  # nobody is there: it need not be waited for
             return

@@ -13,14 +13,14 @@ from urllib.parse import quote
 
 from api.engine.shards import listed, number
 from api.errors import Problem
-from api.fleet.client import BACK, ELSEWHERE, OFFSETS, FleetRequest, Reply, asked, passed
+from api.fleet.client import BACK, ELSEWHERE, OFFSETS, FleetRequest, Reply, as_problem, ask_instance
 from api.fleet.membership import Fleet
 from api.replica.snapshot import Snapshot
 
 SOME = 200  # keys that are looked up before it is known how long their rows are
 
 
-def only(request: FleetRequest, snapshot: Snapshot) -> frozenset[int] | None:
+def shards_asked_for(request: FleetRequest, snapshot: Snapshot) -> frozenset[int] | None:
     """The shards that the request at hand is of, from another instance; None: it is from a caller. A problem where they are not
     here."""
     if request.shards is None or request.fleet is None:
@@ -33,7 +33,7 @@ def only(request: FleetRequest, snapshot: Snapshot) -> frozenset[int] | None:
     return wanted
 
 
-def one(request: FleetRequest, snapshot: Snapshot, parts: Sequence[str], below: str = "") -> Reply | None:
+def forward(request: FleetRequest, snapshot: Snapshot, parts: Sequence[str], below: str = "") -> Reply | None:
     """Another instance's answer to the request at hand, about a key; None: it is to be answered here, as no other one can."""
     fleet = request.fleet
     if fleet is None or snapshot.has(parts):
@@ -46,10 +46,10 @@ def one(request: FleetRequest, snapshot: Snapshot, parts: Sequence[str], below: 
     key = "/".join(quote(part, safe="").replace(".", "%2E") for part in parts)
     path = f"/stores/{quote(snapshot.rule.store.name)}/keys/{key}{below}"
     for address in fleet.found([shard])[shard]:
-        found = asked(request, address, "GET", path, [shard])
-        if found is not None:
-            headers = {name: found.headers[name] for name in BACK if name in found.headers}
-            return Reply(found.data, found.status, headers)
+        response = ask_instance(request, address, "GET", path, [shard])
+        if response is not None:
+            headers = {name: response.headers[name] for name in BACK if name in response.headers}
+            return Reply(response.data, response.status, headers)
     return None
 
 
@@ -77,35 +77,35 @@ class Found:
         least(self.offsets, other.offsets)
 
 
-def many(request: FleetRequest, snapshot: Snapshot, wanted: Sequence[Sequence[str]]) -> Found:
+def look_up(request: FleetRequest, snapshot: Snapshot, wanted: Sequence[Sequence[str]]) -> Found:
     """The states of keys, wherever they are; a problem where no instance has one's shard."""
     fleet = request.fleet
-    if fleet is None or snapshot.rule is None or only(request, snapshot) is not None:
+    if fleet is None or snapshot.rule is None or shards_asked_for(request, snapshot) is not None:
         return _here(snapshot, wanted, request.most)
     of = [number(snapshot.key(parts), fleet.count) for parts in wanted]
     path = f"/stores/{quote(snapshot.rule.store.name)}/lookup"
-    made = Found([None] * len(wanted), None)
+    states = Found([None] * len(wanted), None)
     left, length = list(range(len(wanted))), 0
     here = snapshot.shards.numbers if snapshot.shards else frozenset(of)
     if mine := [i for i in left if of[i] in here]:
-        made.add(mine, _here(snapshot, [wanted[i] for i in mine], request.most))
-        length = sum(len(row) for row in made.rows if row)
+        states.add(mine, _here(snapshot, [wanted[i] for i in mine], request.most))
+        length = sum(len(row) for row in states.rows if row)
     left = [i for i in left if of[i] not in here]
     while left:
-        for address, shards in assigned(fleet, {of[i] for i in left}).items():
+        for address, shards in assign(fleet, {of[i] for i in left}).items():
             theirs = [i for i in left if of[i] in shards]
             body = json.dumps({"keys": [wanted[i] for i in theirs]}).encode()
-            found = asked(request, address, "POST", path, shards, body)
-            if found is None:
+            response = ask_instance(request, address, "POST", path, shards, body)
+            if response is None:
                 continue
-            if found.status != 200:
-                raise passed(found)
-            rows = [None if line == "null" else line for line in found.data.decode().split("\n")[:-1]]
+            if response.status != 200:
+                raise as_problem(response)
+            rows = [None if line == "null" else line for line in response.data.decode().split("\n")[:-1]]
             length = _in_room(length, rows, request.most)
-            reached = json.loads(found.headers[OFFSETS])
-            made.add(theirs, Found(rows, reached["position"], reached["offsets"]))
+            reached = json.loads(response.headers[OFFSETS])
+            states.add(theirs, Found(rows, reached["position"], reached["offsets"]))
             left = [i for i in left if of[i] not in shards]
-    return made
+    return states
 
 
 def _here(snapshot: Snapshot, wanted: Sequence[Sequence[str]], room: int) -> Found:
@@ -134,23 +134,22 @@ def ahead(snapshot: Snapshot) -> dict[str, int]:
     return dict(snapshot.ahead) if snapshot.overlay.under else {}
 
 
-def assigned(fleet: Fleet, shards: Collection[int]) -> dict[str, list[int]]:
+def assign(fleet: Fleet, shards: Collection[int]) -> dict[str, list[int]]:
     """Which instance is asked for which of some shards; a problem where nobody has one."""
-    made: dict[str, list[int]] = {}
-    found = fleet.found(sorted(shards))
-    for shard, holders in found.items():
+    shards_of: dict[str, list[int]] = {}
+    holders_of = fleet.found(sorted(shards))
+    for shard, holders in holders_of.items():
         if holders:
-            made.setdefault(holders[0], []).append(shard)
-    if missing := [shard for shard, holders in found.items() if not holders]:
-        raise nobody(missing)
-    return made
+            shards_of.setdefault(holders[0], []).append(shard)
+    if missing := [shard for shard, holders in holders_of.items() if not holders]:
+        raise no_holder(missing)
+    return shards_of
 
 
-def nobody(shards: Sequence[int]) -> Problem:
+def no_holder(shards: Sequence[int]) -> Problem:
     """The problem where no instance has some shards."""
-    detail = (
-        f"found no instance that has {', '.join(map(str, shards))}, expected one: GET /processors says who has which"
-    )
+    numbers = ", ".join(map(str, shards))
+    detail = f"found no instance that has {numbers}, expected one: GET /processors says who has which"
     return Problem(503, "shards-missing", detail, missing=list(shards))
 
 

@@ -17,11 +17,10 @@ from api.engine.columns import Columns, Key, count, joined
 from api.engine.deadline import Deadline
 from api.engine.media_types import ARROW
 from api.engine.shards import Shards
-from api.engine.where import Where
-from api.fleet.client import FAILURES, OFFSETS, PLACE, FleetRequest, streamed
-from api.fleet.routing import ahead, assigned, least, only
+from api.fleet.client import FAILURES, OFFSETS, PLACE, FleetRequest, open_stream
+from api.fleet.routing import ahead, assign, least, shards_asked_for
 from api.reads.scans import pages
-from api.replica.snapshot import Inside, Snapshot
+from api.replica.snapshot import After, Selection, Snapshot
 
 MOST = 10**9  # rows of a scan
 
@@ -33,39 +32,31 @@ class Scan:
     """
 
     def __init__(
-        self,
-        request: FleetRequest,
-        snapshot: Snapshot,
-        bounds: tuple[Key, Inside | None],
-        after: Sequence[str] | None,
-        where: Where | None,
-        limit: int,
-        at_once: bool,
-        deadline: Deadline,
+        self, request: FleetRequest, snapshot: Snapshot, of: Selection, after: After, limit: int, deadline: Deadline
     ) -> None:
         self._snapshot, self._limit = snapshot, limit
         self.place, self.position = snapshot.place, snapshot.position  # before the rows: they may be newer, never older
         self._others_offsets: dict[str, int] = {}
-        self._sources = [pages(snapshot, bounds, after, limit, where, at_once, deadline)]
-        fleet, wanted = request.fleet, only(request, snapshot)
+        self._sources = [pages(snapshot, of, after, limit, deadline)]
+        fleet, wanted = request.fleet, shards_asked_for(request, snapshot)
         if fleet is None or snapshot.shards is None:
             return
         if wanted is not None:
-            self._sources = [self._mine(pages(snapshot, bounds, after, MOST, where, at_once, deadline), wanted)]
+            self._sources = [self._mine(pages(snapshot, of, after, MOST, deadline), wanted)]
             return
         # By now, not by what the caller is: the answer may be long under way.
         self._fleet = fleet
         self._headers = request.token
         self._query = {n: v for n, v in request.parameters.items() if n not in ("limit", "cursor")}
-        for address, shards in assigned(fleet, set(range(fleet.count)) - snapshot.shards.numbers).items():
+        for address, shards in assign(fleet, set(range(fleet.count)) - snapshot.shards.numbers).items():
             self._sources.append(self._theirs(address, shards, after))
 
     @property
     def offsets(self) -> dict[str, int]:
         """Up to where some of what was read is ahead of the position."""
-        found = ahead(self._snapshot)
-        least(found, self._others_offsets)
-        return found
+        offsets = ahead(self._snapshot)
+        least(offsets, self._others_offsets)
+        return offsets
 
     def pages(self) -> Iterator[Columns]:
         """All of it, page by page."""
@@ -92,7 +83,7 @@ class Scan:
             if count(kept := {name: column.filter(mask) for name, column in rows.items()}):
                 yield kept
 
-    def _theirs(self, address: str, shards: Sequence[int], after: Sequence[str] | None) -> Iterator[Columns]:
+    def _theirs(self, address: str, shards: Sequence[int], after: After) -> Iterator[Columns]:
         """Another instance's rows of some shards, after a key. Where it ends amid them, others go on."""
         response = self._opened(address, shards, after)
         if response is None:
@@ -101,7 +92,7 @@ class Scan:
         return self._read(response, address, shards, after)
 
     def _read(
-        self, response: urllib3.HTTPResponse, address: str, shards: Sequence[int], after: Sequence[str] | None
+        self, response: urllib3.HTTPResponse, address: str, shards: Sequence[int], after: After
     ) -> Iterator[Columns]:
         response.auto_close = False  # at its end: Arrow asks once more
         try:
@@ -116,11 +107,11 @@ class Scan:
             self._fleet.lost(address)
         yield from self._others(shards, after)
 
-    def _others(self, shards: Sequence[int], after: Sequence[str] | None) -> Iterator[Columns]:
-        found = assigned(self._fleet, shards)
-        return self._merged([self._theirs(address, some, after) for address, some in found.items()])
+    def _others(self, shards: Sequence[int], after: After) -> Iterator[Columns]:
+        addresses = assign(self._fleet, shards)
+        return self._merged([self._theirs(address, some, after) for address, some in addresses.items()])
 
-    def _opened(self, address: str, shards: Sequence[int], after: Sequence[str] | None) -> urllib3.HTTPResponse | None:
+    def _opened(self, address: str, shards: Sequence[int], after: After) -> urllib3.HTTPResponse | None:
         rule = self._snapshot.rule
         assert rule is not None
         query = {**self._query, "limit": str(min(self._limit, MOST))}
@@ -128,7 +119,7 @@ class Scan:
             query["cursor"] = keys.cursor(after)
         path = f"/stores/{quote(rule.store.name)}/keys?{urlencode(query)}"
         headers = {**self._headers, "Accept": ARROW}
-        return streamed(self._fleet, address, path, shards, headers)
+        return open_stream(self._fleet, address, path, shards, headers)
 
     def _reached(self, response: urllib3.HTTPResponse) -> None:
         """Where another instance is: all of it is no further than the least."""
@@ -158,9 +149,9 @@ class Scan:
                     rest = next(source, None)
                 if rest is not None:
                     after.append((source, rest))
-            found = pa.table(joined(parts))
-            order = pc.sort_indices(found.select(names), sort_keys=[(name, "ascending") for name in names])
-            yield {name: found[name].combine_chunks().take(order) for name in found.column_names}
+            table = pa.table(joined(parts))
+            order = pc.sort_indices(table.select(names), sort_keys=[(name, "ascending") for name in names])
+            yield {name: table[name].combine_chunks().take(order) for name in table.column_names}
             left = after
 
 

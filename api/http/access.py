@@ -79,11 +79,8 @@ def csrf_token(token: str) -> str:
 def _of_cookie() -> str:
     """The token of who signed in. Another site's page could have a browser send the cookie, so that alone allows no write."""
     token = request.cookies.get(COOKIE, "")
-    if request.method in SAFE or hmac.compare_digest(
-        request.headers.get(CSRF, "").encode(), csrf_token(token).encode()
-    ):
-        return token
-    return ""
+    proof = request.headers.get(CSRF, "").encode()
+    return token if request.method in SAFE or hmac.compare_digest(proof, csrf_token(token).encode()) else ""
 
 
 def _token(authorization: str) -> str:
@@ -93,9 +90,9 @@ def _token(authorization: str) -> str:
 
 def _authorize(holder: Holder | None, sent: bool) -> None:
     if holder is None:
-        found = "a token that is not known" if sent else "no token"
+        token = "a token that is not known" if sent else "no token"
         challenge = CHALLENGE + (', error="invalid_token"' if sent else "")
-        detail = f"found {found}, expected the header 'Authorization: Bearer TOKEN'"
+        detail = f"found {token}, expected the header 'Authorization: Bearer TOKEN'"
         raise Problem(401, "unauthorized", detail, {"WWW-Authenticate": challenge})
     needed = "write" if request.blueprint == "writes" else "read"
     if needed not in holder.scopes:

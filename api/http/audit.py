@@ -27,7 +27,7 @@ def install(app: Flask) -> None:
     def line(response: Response) -> Response:
         if request.blueprint == "writes" and request.method != "OPTIONS":
             named = request.view_args or {}
-            said = {
+            entry = {
                 "time": dt.datetime.now(dt.timezone.utc).isoformat(timespec="milliseconds"),
                 "name": g.get("caller"),
                 "address": request.remote_addr,
@@ -38,5 +38,5 @@ def install(app: Flask) -> None:
                 **g.get("audited", {}),
                 "status": response.status_code,
             }
-            log.info(json.dumps(said))
+            log.info(json.dumps(entry))
         return response

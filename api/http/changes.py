@@ -6,17 +6,17 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from flask import Blueprint, Response, current_app, request
+from flask import Blueprint, Response, request
 
 from api.engine.media_types import EVENTS
 from api.engine.shards import Shards
-from api.errors import Problem, refused
+from api.errors import Problem, bad_parameter, refused
 from api.fleet import routing
 from api.fleet.changes import Gathered
-from api.http.context import fleet_request, the_fleet, the_lake, the_replica, the_snapshot
+from api.http.context import fleet_request, service, the_snapshot
 from api.http.openapi.contract import Answer, Parameter, declared
 from api.http.openapi.schemas import Schema
-from api.reads.changes import Changes, Held, Place
+from api.reads.changes import Changes, Held, StreamPosition
 from api.replica.replica import Replica
 
 DAY = 86_400
@@ -50,7 +50,7 @@ def follow(store: str) -> Response:
     The header ``Last-Event-ID`` goes on after an event's id, ``position`` after a scan's position; without them it begins
     now. The first event says where (``position``); ``reset`` says that all may have changed: read the store again.
     """
-    replica, (_, snapshot) = the_replica(), the_snapshot(store)
+    replica, (_, snapshot) = service().replica, the_snapshot(store)
     place, seconds = _place(request.args.get("position")), _seconds(request.args.get("timeout"))
     if snapshot.rule is None:
         raise Problem(409, "not-followed", f"nothing of {store} has been merged yet: there is nothing to follow")
@@ -59,7 +59,7 @@ def follow(store: str) -> Response:
             f"{store} follows the versions of its table, which do not say which keys changed: read it again instead"
         )
         raise Problem(409, "not-followed", detail)
-    held = Held(current_app.extensions["statehouse"].streams)
+    held = Held(service().streams)
     try:
         held.events = _events(replica, store, place, seconds)
     except BaseException:
@@ -70,11 +70,11 @@ def follow(store: str) -> Response:
     return Response(held, 200, HEADERS, content_type=EVENTS)
 
 
-def _events(replica: Replica, store: str, place: Place | None, seconds: float) -> Iterator[bytes]:
+def _events(replica: Replica, store: str, place: StreamPosition | None, seconds: float) -> Iterator[bytes]:
     """What is here; where a caller asks one of a fleet, what is anywhere in it."""
-    lake, snapshot, fleet = the_lake(), replica.snapshot(store), the_fleet()
+    lake, snapshot, fleet = service().lake, replica.snapshot(store), service().fleet
     asking = fleet_request()
-    wanted = routing.only(asking, snapshot)
+    wanted = routing.shards_asked_for(asking, snapshot)
     if fleet is None or snapshot.shards is None:
         return Changes(replica, lake, store, place).events(seconds)
     if wanted is not None:
@@ -95,20 +95,20 @@ def _seconds(text: str | None) -> float:
     except ValueError:
         seconds = -1
     if not 0 <= seconds <= DAY:
-        raise Problem(400, "bad-parameter", f"timeout: found {text[:100]!r}, expected seconds, 0 to {DAY}")
+        raise bad_parameter("timeout", text, f"seconds, 0 to {DAY}")
     return seconds
 
 
-def _place(parameter: str | None) -> Place | None:
+def _place(parameter: str | None) -> StreamPosition | None:
     """Where to go on from, as the header or else the parameter says; each of them has to be right."""
-    found = _parsed("bad-parameter", "position", parameter)
-    return _parsed("bad-header", "Last-Event-ID", request.headers.get("Last-Event-ID")) or found
+    start = _parsed("bad-parameter", "position", parameter)
+    return _parsed("bad-header", "Last-Event-ID", request.headers.get("Last-Event-ID")) or start
 
 
-def _parsed(kind: str, name: str, text: str | None) -> Place | None:
+def _parsed(kind: str, name: str, text: str | None) -> StreamPosition | None:
     if text is None:
         return None
-    found = re.fullmatch(r"(\d{1,18})(?:-([!-~]{1,100}))?", text, re.ASCII)
-    if not found:
+    match = re.fullmatch(r"(\d{1,18})(?:-([!-~]{1,100}))?", text, re.ASCII)
+    if not match:
         raise refused(kind, repr(text[:100]), "a position, or an event's id", at=name)
-    return Place(int(found[1]), found[2])
+    return StreamPosition(int(match[1]), match[2])

@@ -42,15 +42,14 @@ class Streamed(Response):
     """An answer in pieces, none of which it keeps until the next is wanted: its caller may take long to read it."""
 
     def iter_encoded(self) -> Iterator[bytes]:
-        """The pieces."""
         return iter(self.response)  # type: ignore[arg-type]  # no text is among them
 
 
 def streamed(pages: Iterator[Columns], kind: str, schema: pa.Schema) -> Response:
     """Rows as they come; ``schema`` is of the store's columns. The first page is made at once: what is wrong with that is raised."""
     pieces = _pieces(pages, kind, schema)
-    made = _ended(list(itertools.islice(pieces, 1)), pieces, CUTS[kind])
-    return Streamed(made, content_type=_content_type(kind))
+    body = _ended(list(itertools.islice(pieces, 1)), pieces, CUTS[kind])
+    return Streamed(body, content_type=_content_type(kind))
 
 
 def whole(pages: Iterator[Columns], kind: str, schema: pa.Schema) -> Response:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
 
 import duckdb
 from deltalake.exceptions import DeltaError
 from flask import Blueprint, Response, request
 
-from api.engine import keys
 from api.engine.media_types import JSON
 from api.errors import Problem
 from api.fleet import routing
 from api.http import paths
-from api.http.context import answer, elsewhere, limit_of, the_lake, the_replica, the_snapshot
+from api.http.context import answer, cursor_asked, elsewhere, limit_asked, service, the_snapshot, version_of
 from api.http.openapi import answers, schemas
 from api.http.openapi.contract import Answer, Parameter, declared
 from api.http.stores import FRESH, UNREAD, VERSION, freshness, get_key, provisional
@@ -26,7 +24,7 @@ from statehouse.tables import opened, table
 DEFAULT_LIMIT = 100
 LIMIT = answers.limit(DEFAULT_LIMIT)
 ORDER = "-?[0-9]{1,38}"  # an event's place among those of its key, see statehouse.reducers.ORDER
-BEFORE = Parameter("cursor", "where the page before ended: its `cursor`", schemas.matching(ORDER))
+BEFORE = answers.cursor(schemas.matching(ORDER))
 SLOW = "the state cannot be read just now; the lake was not read within `max_time`, or too many wait for it"
 
 UNCOMPUTED = "what the store computes of an event is not known to be the same here as in Spark"
@@ -60,14 +58,12 @@ def history(store: str, key: str) -> Response:
     """Every event behind a key's state, newest first, as the store sees it; ``limit``, and the ``cursor`` of the next page. One that
     the changelog does not have yet is ``provisional``."""
     _, snapshot, parts = _named(store, "history")
-    limit, cursor = limit_asked(), request.args.get("cursor")
-    if cursor is not None and not re.fullmatch(ORDER, cursor):
-        raise keys.bad_cursor(cursor)
+    limit, cursor = limit_asked(DEFAULT_LIMIT), cursor_asked(ORDER)
     if snapshot.rule is None:  # nothing has been merged yet
         raise Problem(404, "unknown-key", f"found no {key[:100]!r} in {store}", position=None)
     if reply := elsewhere(snapshot, parts, "/history"):
         return reply
-    (events, more), position, offsets = the_lake().history(snapshot, parts, int(cursor) if cursor else None, limit)
+    (events, more), position, offsets = service().lake.history(snapshot, parts, int(cursor) if cursor else None, limit)
     orders = [event.pop("_order") for event in events]
     if not events and cursor is None:
         raise Problem(404, "unknown-key", f"found no event of {key[:100]!r} in {store}", position=position)
@@ -82,7 +78,7 @@ def history(store: str, key: str) -> Response:
     FRESH,
     answers={200: Answer("the value and the reports", {JSON: answers.reports})},
     problems={404: "the key is not there", 503: UNREAD},
-    only=lambda place: place.store is not None and place.store.reducer.per_agent,
+    only=lambda scope: scope.store is not None and scope.store.reducer.per_agent,
 )
 def reports(store: str, key: str) -> Response:
     """Each agent's standing report of a key, where the store's reducer is over agents."""
@@ -93,13 +89,13 @@ def reports(store: str, key: str) -> Response:
     if reply := elsewhere(snapshot, parts, "/reports"):
         return reply
     if not snapshot.has(parts):
-        raise routing.nobody([routing.shard_of(snapshot, parts)])
+        raise routing.no_holder([routing.shard_of(snapshot, parts)])
     position = snapshot.position
-    found, offsets = snapshot.get(parts), snapshot.offsets(parts)
-    if found is None:
+    row, offsets = snapshot.get(parts), snapshot.offsets(parts)
+    if row is None:
         raise Problem(404, "unknown-key", f"found no {key[:100]!r} in {store}", position=position)
-    kept = {name: found[name] for name in ("value", "reports", "windows") if name in found}
-    return answer({**kept, "position": position, **provisional(offsets)})
+    shown = {name: row[name] for name in ("value", "reports", "windows") if name in row}
+    return answer({**shown, "position": position, **provisional(offsets)})
 
 
 @past.get("/stores/<store>/diff")
@@ -114,35 +110,28 @@ def diff(store: str) -> Response:
     """What differs between two versions of a store's table: keys that were added, are gone, or have another value, in the order
     of the key; whether there are ``more``, and how many there are of each in all. Without ``from`` it is the version before ``to``."""
     defined, snapshot = the_snapshot(store)
-    limit = limit_asked()
-    delta = opened(table(the_replica().config, "state", defined.name))
+    limit = limit_asked(DEFAULT_LIMIT)
+    delta = opened(table(service().config, "state", defined.name))
     if snapshot.rule is None or delta is None:
         raise Problem(404, "unknown-version", f"nothing of {store} has been merged yet: it has no versions")
-    new = version_of("to", request.args.get("to"), delta.version(), delta.version())
-    old = version_of("from", request.args.get("from"), max(0, new - 1), delta.version())
+    new = _version("to", delta.version(), delta.version())
+    old = _version("from", max(0, new - 1), delta.version())
     try:
-        (rows, more), counts = the_lake().diff(snapshot, old, new, limit)
+        (rows, more), counts = service().lake.diff(snapshot, old, new, limit)
     except (duckdb.IOException, DeltaError) as error:
         detail = f"found no versions {old} and {new} of state/{defined.name} any more, expected two that are kept"
         raise Problem(404, "unknown-version", detail) from error
     return answer({"from": old, "to": new, **counts, "rows": rows, "more": more})
 
 
-def version_of(name: str, text: str | None, default: int, newest: int) -> int:
-    """A version that a parameter names, up to the newest one; a problem where it is none."""
-    if text is None:
+def _version(name: str, default: int, newest: int) -> int:
+    """The version that a parameter names, up to the newest one; a problem where it is none."""
+    if name not in request.args:
         return default
-    if not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise Problem(400, "bad-parameter", f"{name}: found {text[:100]!r}, expected a version of the state's table")
-    if int(text) > newest:
-        raise Problem(404, "unknown-version", f"{name}: found {text}, expected a version up to {newest}")
-    return int(text)
-
-
-def limit_asked() -> int:
-    """How many rows the request at hand asks for."""
-    most = the_replica().config.api.max_rows
-    return limit_of(request.args.to_dict(), min(DEFAULT_LIMIT, most), most)
+    version = version_of(name, request.args[name])
+    if version > newest:
+        raise Problem(404, "unknown-version", f"{name}: found {version}, expected a version up to {newest}")
+    return version
 
 
 def _named(store: str, suffix: str) -> tuple[Store, Snapshot, list[str]]:

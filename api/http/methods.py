@@ -7,12 +7,13 @@ So what comes before a key, or a task's id, is written in one way.
 
 from __future__ import annotations
 
-from flask import Flask, Response, current_app, request
+from flask import Flask, Response, request
 from flask.globals import request_ctx
 from werkzeug.exceptions import NotFound
 
 from api.errors import Problem
 from api.http import paths
+from api.http.context import service
 
 BELOW = ("history", "reports")
 FREE = {"stores": 3, "tasks": 1}  # segments before a key or an id, which is written as it needs to be
@@ -49,16 +50,16 @@ def _plain(raw: str) -> bool:
 
 
 def _allowed() -> list[str]:
-    found = set(request_ctx.url_adapter.allowed_methods() if request_ctx.url_adapter else ())
+    allowed = set(request_ctx.url_adapter.allowed_methods() if request_ctx.url_adapter else ())
     if _below():
         return [*READ]
-    config, segments = current_app.extensions["statehouse"].config, request.path.split("/", 4)
+    config, segments = service().config, request.path.split("/", 4)
     store = config.stores.get(segments[2]) if len(segments) > 3 and segments[1::2][:2] == ["stores", "keys"] else None
     if store and not config.writable(store.name):
-        return sorted(found & {"OPTIONS", *READ})
+        return sorted(allowed & {"OPTIONS", *READ})
     if _key() is not None:
-        found -= {"PUT"} if store and store.windows else set()
-    return sorted(found)
+        allowed -= {"PUT"} if store and store.windows else set()
+    return sorted(allowed)
 
 
 def _key() -> str | None:
@@ -70,5 +71,5 @@ def _key() -> str | None:
 def _below() -> str | None:
     """What is asked for of a key, where it is not the key that ends so."""
     key = _key() or ""
-    found = next((name for name in BELOW if key.endswith(f"/{name}")), None)
-    return found if found and paths.without(request.environ, found) is not None else None
+    below = next((name for name in BELOW if key.endswith(f"/{name}")), None)
+    return below if below and paths.without(request.environ, below) is not None else None

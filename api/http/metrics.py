@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -53,32 +53,30 @@ class Replicas(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """A gauge for each number, with a sample for each store; and which worker says so."""
-        worker = GaugeMetricFamily("statehouse_worker", "The worker that answers, by its process id", labels=["worker"])
-        worker.add_metric([str(os.getpid())], 1)
-        yield worker
+        about = "The worker that answers, by its process id"
+        yield _gauge("statehouse_worker", about, ["worker"], {(str(os.getpid()),): 1})
         statuses = {name: self._replica.status(name) for name in self._replica.config.stores}
         yield from _gauges(GAUGES, statuses)
-        failing = GaugeMetricFamily(
-            "statehouse_store_failing", "1 while something is wrong with a store", labels=["store"]
-        )
-        for name, status in statuses.items():
-            failing.add_metric([name], status["error"] is not None)
-        yield failing
+        failing = {(name,): status["error"] is not None for name, status in statuses.items()}
+        yield _gauge("statehouse_store_failing", "1 while something is wrong with a store", ["store"], failing)
         lives = {name: status["live"] for name, status in statuses.items()}
         yield from _gauges(LIVE_GAUGES, lives)
-        following = GaugeMetricFamily("statehouse_live", "What is done with the topic", labels=["store", "state"])
-        for name, live in lives.items():
-            following.add_metric([name, live["state"]], 1)
-        yield following
+        following = {(name, live["state"]): 1 for name, live in lives.items()}
+        yield _gauge("statehouse_live", "What is done with the topic", ["store", "state"], following)
 
 
 def _gauges(gauges: dict[str, tuple[str, str, int]], statuses: dict[str, dict[str, Any]]) -> Iterator[Metric]:
-    for field, (name, help, unit) in gauges.items():
-        gauge = GaugeMetricFamily(name, help, labels=["store"])
-        for store, status in statuses.items():
-            if status[field] is not None:
-                gauge.add_metric([store], status[field] / unit)
-        yield gauge
+    for field, (name, about, unit) in gauges.items():
+        known = {(store,): status[field] / unit for store, status in statuses.items() if status[field] is not None}
+        yield _gauge(name, about, ["store"], known)
+
+
+def _gauge(name: str, about: str, labels: list[str], samples: Mapping[Any, float]) -> Metric:
+    """A gauge with its samples, by the values of its labels."""
+    gauge = GaugeMetricFamily(name, about, labels=labels)
+    for values, number in samples.items():
+        gauge.add_metric(values, number)
+    return gauge
 
 
 class Reads:

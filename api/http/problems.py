@@ -9,6 +9,7 @@ from flask import Flask, Response
 from werkzeug.exceptions import HTTPException
 
 from api.engine.exact_json import dumps
+from api.engine.media_types import PROBLEM
 from api.errors import TITLES, Problem
 from statehouse.errors import KafkaUnavailable, LakeBusy, StatehouseError
 
@@ -23,7 +24,7 @@ def document(status: int, title: str, detail: str, kind: str | None = None, **mo
     """A problem document as a response; without a ``kind`` the status says it all (``about:blank``)."""
     name = f"urn:statehouse:{kind}" if kind else "about:blank"
     body = {"type": name, "title": title, "status": status, "detail": detail, **more}
-    response = Response(dumps(body) + "\n", status, content_type="application/problem+json")
+    response = Response(dumps(body) + "\n", status, content_type=PROBLEM)
     if "allowed" in more:
         response.headers["Allow"] = ", ".join(more["allowed"])
     if status == 503:

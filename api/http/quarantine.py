@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 
-from flask import Blueprint, Response, current_app, request
+from flask import Blueprint, Response, request
 
 from api.engine import exact_json, keys
 from api.engine.media_types import JSON
-from api.errors import Problem, refused
+from api.errors import refused, unknown
 from api.http import audit
-from api.http.context import answer, body_of, the_lake, the_replica
-from api.http.history import LIMIT, SLOW, limit_asked
+from api.http.context import answer, body_of, cursor_asked, limit_asked, service
+from api.http.history import DEFAULT_LIMIT, LIMIT, SLOW
 from api.http.openapi import answers, schemas
-from api.http.openapi.contract import Answer, Body, Parameter, Place, declared
-from api.http.openapi.schemas import Schema
+from api.http.openapi.contract import Answer, Body, Parameter, declared
 from api.http.writes import writes
 from statehouse.config.models import Stream
 from statehouse.requeue import MOST, requeue
@@ -24,7 +23,13 @@ CURSOR = r"\.-?[0-9]{1,18}\.-?[0-9]{1,18}"  # a partition and an offset, see key
 REASON = Parameter(
     "reason", "only what was refused for it: one of a record, or that without what was found", schemas.TEXT
 )
-BEFORE = Parameter("cursor", "where the page before ended: its `cursor`", schemas.matching(CURSOR))
+BEFORE = answers.cursor(schemas.matching(CURSOR))
+REFUSED = {
+    **{"topic": schemas.TEXT, "partition": answers.INTEGER, "offset": answers.INTEGER, "reason": schemas.TEXT},
+    **dict.fromkeys(("timestamp", "log_time"), schemas.shown("TIMESTAMP")),
+    **dict.fromkeys(("key", "payload", "requeued"), schemas.nullable(schemas.TEXT)),
+    "payload_bytes": schemas.shown("BINARY"),
+}
 PLACE = "-?[0-9]{1,9}:[0-9]{1,18}"
 
 refusals = Blueprint("refusals", __name__)
@@ -32,42 +37,33 @@ refusals = Blueprint("refusals", __name__)
 
 @refusals.get("/streams/<stream>/quarantine")
 @declared(
-    *(LIMIT, BEFORE, REASON), answers={200: Answer("a page of it", {JSON: answers.quarantine})}, problems={503: SLOW}
+    *(LIMIT, BEFORE, REASON),
+    answers={200: Answer("a page of it", {JSON: answers.paged(answers.record(REFUSED))})},
+    problems={503: SLOW},
 )
 def quarantine(stream: str) -> Response:
     """What was refused of a stream and why, newest first by partition and offset; ``requeued`` where it was sent again: as which
     event it came back."""
     _named(stream)
-    limit, cursor, place = limit_asked(), request.args.get("cursor"), None
+    limit, cursor, place = limit_asked(DEFAULT_LIMIT), cursor_asked(CURSOR), None
     if cursor is not None:
-        if not re.fullmatch(CURSOR, cursor):
-            raise keys.bad_cursor(cursor)
         partition, offset = keys.of_cursor(cursor, 2)
         place = int(partition), int(offset)
-    rows, more = the_lake().quarantine(stream, place, request.args.get("reason"), limit)
+    rows, more = service().lake.quarantine(stream, place, request.args.get("reason"), limit)
     following = keys.cursor([str(rows[-1][name]) for name in ("partition", "offset")]) if more else None
     return answer({"rows": rows, "cursor": following})
 
 
-def _wanted(_place: Place) -> Schema:
-    """Which records: those of a reason, or some by their partition and offset."""
-    places = {"type": "array", "items": schemas.matching(PLACE), "minItems": 1, "maxItems": MOST}
-    return {"anyOf": [answers.record({"reason": schemas.TEXT}), answers.record({"records": places})]}
-
-
-SENT = answers.record(
-    {
-        "sent": schemas.COUNT,
-        "before": schemas.COUNT,
-        "more": {"type": "boolean"},
-        "tokens": answers.listed(schemas.TEXT),
-    }
-)
+PLACES = answers.listed(schemas.matching(PLACE), minItems=1, maxItems=MOST)
+# Which records: those of a reason, or some by their partition and offset.
+WANTED = {"anyOf": [answers.record({"reason": schemas.TEXT}), answers.record({"records": PLACES})]}
+COUNTS = {"sent": schemas.COUNT, "before": schemas.COUNT}
+SENT = answers.record({**COUNTS, "more": answers.BOOLEAN, "tokens": answers.NAMES})
 
 
 @writes.post("/streams/<stream>/requeue")
 @declared(
-    body=Body('which: {"reason": "not JSON: found …"}, or {"records": ["0:17"]}', JSON, _wanted),
+    body=Body('which: {"reason": "not JSON: found …"}, or {"records": ["0:17"]}', JSON, WANTED),
     answers={202: Answer("Kafka has acknowledged them", {JSON: SENT})},
     problems={
         503: "Kafka is away, or another one sends refused records of the stream again; asked once more, none is sent twice"
@@ -80,18 +76,17 @@ def post_requeue(stream: str) -> Response:
     known = _named(stream)
     reason, places = _asked()
     audit.note(stream=stream)
-    with current_app.extensions["statehouse"].looks:
-        done = requeue(the_replica().config, known, reason, places)
+    with service().looks:
+        done = requeue(service().config, known, reason, places)
     tokens = [f"{known.topic}:{partition}:{offset}" for partition, offset in sorted(done.ends.items())]
     audit.note(keys=done.sent, tokens=tokens)
     return answer({"sent": done.sent, "before": done.before, "more": done.more, "tokens": tokens}, 202)
 
 
 def _named(stream: str) -> Stream:
-    known = the_replica().config.streams
+    known = service().config.streams
     if stream not in known:
-        detail = f"found {stream[:100]!r}, expected one of {', '.join(known)}"
-        raise Problem(404, "unknown-stream", detail, streams=list(known))
+        raise unknown("stream", stream, known)
     return known[stream]
 
 

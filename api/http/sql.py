@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
-from flask import Blueprint, Response, current_app, request
+from flask import Blueprint, Response, request
 
 from api.engine.columns import Columns, lines
 from api.engine.exact_json import dumps
@@ -15,11 +15,11 @@ from api.engine.media_types import ARROW, CSV, JSON, NDJSON
 from api.engine.types import whole
 from api.errors import Problem, refused
 from api.http import formats
-from api.http.context import answer, body_of, limit_of, listed, the_deadline
+from api.http.context import answer, body_of, limit_asked, listed, service, the_deadline
 from api.http.openapi import answers, schemas
-from api.http.openapi.contract import Answer, Body, Parameter, Place, declared, of
+from api.http.openapi.contract import Answer, Body, Parameter, Scope, declared, of
 from api.http.openapi.schemas import Schema
-from api.reads.sql import SqlProcess, tables
+from api.reads.sql import tables
 from api.reads.sql_process import Failure, Result, Statement, shown
 from statehouse.config.models import Config
 from statehouse.tables import opened
@@ -35,32 +35,25 @@ sql = Blueprint("sql", __name__)
 LIMIT = answers.limit(DEFAULT_LIMIT)
 
 
-def _body(place: Place) -> Schema:
-    statement = {"type": "string", "minLength": 1, "maxLength": LONGEST, "examples": ["SELECT 1 AS one"]}
-    return answers.record({"sql": statement, "limit": of(LIMIT.schema, place) or {}}, optional=("limit",))
+STATEMENT = {"type": "string", "minLength": 1, "maxLength": LONGEST, "examples": ["SELECT 1 AS one"]}
 
 
-QUERY = Parameter(
-    "q", "the statement", {"type": "string", "minLength": 1, "maxLength": LONGEST, "examples": ["SELECT 1 AS one"]}
-)
+def _body(scope: Scope) -> Schema:
+    return answers.record({"sql": STATEMENT, "limit": of(LIMIT.schema, scope) or {}}, optional=("limit",))
+
+
+QUERY = Parameter("q", "the statement", STATEMENT)
 COLUMN = answers.record({"name": schemas.TEXT, "type": schemas.TEXT})
 ROWS = answers.record(
     {
         "rows": answers.listed({"type": "object"}),
         "columns": answers.listed(COLUMN),
         "more": {"type": "boolean", "description": "the statement has more rows than are here"},
-        "versions": {
-            "type": "object",
-            "additionalProperties": schemas.COUNT,
-            "description": "of the tables that it names",
-        },
+        "versions": answers.counts("of the tables that it names"),
     }
 )
-ANSWERS = {
-    200: Answer(
-        "the rows", {JSON: ROWS, NDJSON: {}, CSV: {}, ARROW: {}}, {VERSIONS: "of the tables that it names, as JSON"}
-    )
-}
+FORMATS = {JSON: ROWS, NDJSON: {}, CSV: {}, ARROW: {}}
+ANSWERS = {200: Answer("the rows", FORMATS, {VERSIONS: "of the tables that it names, as JSON"})}
 PROBLEMS = {503: "it took longer than `max_time`, or too many wait"}
 
 
@@ -72,17 +65,15 @@ def get_sql() -> Response:
 
     Without ``q`` the tables that there are, a row for each column. As JSON at most ``limit`` rows; as NDJSON, CSV or Arrow all of them, or a problem (413) where they are larger than ``api: max_answer``.
     """
-    config = _config()
-    most = config.api.max_rows
-    limit = limit_of(request.args.to_dict(), min(DEFAULT_LIMIT, most), most)
-    return _answered(request.args["q"], limit) if "q" in request.args else _columns(config)
+    limit = limit_asked(DEFAULT_LIMIT)
+    return _answered(request.args["q"], limit) if "q" in request.args else _columns(service().config)
 
 
 @sql.post("/sql")
 @declared(body=Body("the statement", JSON, _body), answers=ANSWERS, problems=PROBLEMS)
 def post_sql() -> Response:
     """The same for a statement in a body."""
-    body, most = body_of(request), _config().api.max_rows
+    body, most = body_of(request), service().config.api.max_rows
     for name in body:
         if name not in ("sql", "limit"):
             raise refused("bad-body", f"the field {name[:100]!r}", "sql or limit")
@@ -110,11 +101,7 @@ def _columns(config: Config) -> Response:
     """The columns of the tables that there are, as rows, with their types in Delta."""
     there = [(name, delta) for name, path in tables(config).items() if (delta := opened(path))]
     rows = [
-        {
-            "table": name,
-            "column": field["name"],
-            "type": _type(field["type"]),
-        }
+        {"table": name, "column": field["name"], "type": _type(field["type"])}
         for name, delta in there
         for field in json.loads(delta.schema().to_json())["fields"]
         if shown(name, field["name"])
@@ -125,14 +112,13 @@ def _columns(config: Config) -> Response:
 
 
 def _answered(text: str, limit: int) -> Response:
-    config = _config()
+    config = service().config
     if len(text) > LONGEST:
         raise Problem(400, "bad-sql", f"found {len(text)} characters, expected at most {LONGEST}")
     kind = formats.wanted(request)
     named = kind in (None, NDJSON)
     asked = Statement(text, tables(config), MOST_STREAMED if kind else limit, config.api.max_answer, named)
-    process: SqlProcess = current_app.extensions["statehouse"].sql
-    answer = process.ask(asked, the_deadline())
+    answer = service().sql.ask(asked, the_deadline())
     if isinstance(answer, Failure):
         raise Problem(400, "bad-sql", answer.reason.replace(config.root, "…"))
     rows = _shown(pa.ipc.open_stream(answer.rows).read_all())
@@ -172,8 +158,3 @@ def _shown(rows: pa.Table) -> pa.Table:
 def _pages(rows: pa.Table) -> Iterator[Columns]:
     for batch in rows.to_batches(PAGE):
         yield dict(zip(batch.schema.names, batch.columns, strict=True))
-
-
-def _config() -> Config:
-    config: Config = current_app.extensions["statehouse"].config
-    return config

@@ -6,23 +6,23 @@ import datetime as dt
 import hashlib
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
-from flask import Blueprint, Response, current_app, request
+from flask import Blueprint, Response, request
 
 from api.engine import columns, keys, where
 from api.engine.columns import Columns, count, fitting, joined, size
 from api.engine.exact_json import dumps
 from api.engine.media_types import ARROW, CSV, JSON, NDJSON
-from api.engine.types import canonical, whole
-from api.errors import Problem, refused
+from api.engine.types import moment, whole
+from api.errors import Problem, bad_parameter, refused
 from api.fleet import routing
-from api.fleet.client import PLACE, said
+from api.fleet.client import PLACE, position_headers
 from api.fleet.scan import Scan
 from api.http import formats, paths
 from api.http.context import (
@@ -31,24 +31,24 @@ from api.http.context import (
     caller_gone,
     elsewhere,
     fleet_request,
+    limit_asked,
     limit_of,
     listed,
+    service,
     the_deadline,
-    the_fleet,
-    the_lake,
-    the_replica,
     the_snapshot,
     the_store,
+    version_of,
 )
 from api.http.openapi import answers, schemas
-from api.http.openapi.contract import Answer, Body, Parameter, Place, declared
+from api.http.openapi.contract import Answer, Body, Parameter, Scope, declared
 from api.http.openapi.schemas import Schema
 from api.reads import scans
 from api.reads.lake import Past
-from api.reads.read_your_writes import After
+from api.reads.read_your_writes import Fresh, ReadYourWrites
 from api.replica.snapshot import Snapshot
 from api.replica.sorted_version import Row
-from statehouse.config.models import Api, Store
+from statehouse.config.models import Store
 from statehouse.tables import opened, table
 
 DEFAULT_LIMIT = 1000
@@ -59,38 +59,38 @@ LIVE, CHANGELOG = FRESHNESS = "live", "changelog"
 reads = Blueprint("reads", __name__)
 
 
-def _timeout(place: Place) -> Schema:
-    most = place.config.api.max_time / 1000
+def _timeout(scope: Scope) -> Schema:
+    most = scope.config.api.max_time / 1000
     return {"type": "number", "minimum": 0, "maximum": most, "default": min(WAIT, most)}
 
 
-def _of_windows(place: Place) -> Schema | None:
-    return schemas.TIME if place.store and place.store.windows else None
+def _of_windows(scope: Scope) -> Schema | None:
+    return schemas.TIME if scope.store and scope.store.windows else None
 
 
-def _of_keys(place: Place) -> Schema:
-    if place.kinds is None or place.store is None:
+def _of_keys(scope: Scope) -> Schema:
+    if scope.kinds is None or scope.store is None:
         return schemas.TEXT
-    if place.store.composite:
-        return schemas.matching(schemas.keys_pattern(place.kinds))
-    return schemas.part(place.kinds[0])
+    if scope.store.composite:
+        return schemas.matching(schemas.keys_pattern(scope.kinds))
+    return schemas.part(scope.kinds[0])
 
 
-def _prefix(place: Place) -> Schema | None:
-    if place.kinds is None or place.store is None:
+def _prefix(scope: Scope) -> Schema | None:
+    if scope.kinds is None or scope.store is None:
         return schemas.TEXT
-    if not place.store.composite:
-        return schemas.TEXT if place.kinds[0].upper() == "STRING" else None
-    made = schemas.prefix_pattern(place.kinds)
-    return None if made is None else schemas.matching(made)
+    if not scope.store.composite:
+        return schemas.TEXT if scope.kinds[0].upper() == "STRING" else None
+    pattern = schemas.prefix_pattern(scope.kinds)
+    return None if pattern is None else schemas.matching(pattern)
 
 
-def _wanted_keys(place: Place) -> Schema:
-    kinds = place.kinds or (["STRING"] * len(place.store.keys) if place.store else [])
+def _wanted_keys(scope: Scope) -> Schema:
+    kinds = scope.kinds or (["STRING"] * len(scope.store.keys) if scope.store else [])
     parts = [schemas.in_body(kind) for kind in kinds]
     listed = {"type": "array", "prefixItems": parts, "minItems": len(parts), "maxItems": len(parts)}
     one = listed if len(parts) != 1 else {"anyOf": [*parts, listed]}
-    keys = {"type": "array", "items": one, "maxItems": place.config.api.max_rows}
+    keys = {"type": "array", "items": one, "maxItems": scope.config.api.max_rows}
     return {"type": "object", "properties": {"keys": keys}, "required": ["keys"]}
 
 
@@ -120,7 +120,7 @@ FRESH = Parameter(
     {"type": "string", "enum": list(FRESHNESS), "default": LIVE},
 )
 LIMIT = answers.limit(DEFAULT_LIMIT)
-CURSOR = Parameter("cursor", "where the page before ended: its `cursor`", answers.scan_cursor)
+CURSOR = answers.cursor(answers.scan_cursor)
 UNREAD = "the state cannot be read just now, or no instance has a part of it"
 TAG = Parameter("If-None-Match", "the ETag of an answer: 304 if it still holds", schemas.TEXT)
 
@@ -129,7 +129,7 @@ TAG = Parameter("If-None-Match", "the ETag of an answer: 304 if it still holds",
 @declared(answers={200: Answer("the stores", {JSON: answers.stores})})
 def list_stores() -> Response:
     """Every store: definition, columns, number of keys, position and lag."""
-    replica = the_replica()
+    replica = service().replica
     return answer({"stores": [replica.status(name) for name in replica.config.stores]})
 
 
@@ -137,7 +137,7 @@ def list_stores() -> Response:
 @declared(answers={200: Answer("the store", {JSON: answers.status})})
 def show_store(store: str) -> Response:
     """One store: definition, columns, number of keys, position and lag."""
-    replica = the_replica()
+    replica = service().replica
     return answer(replica.status(the_store(replica.config, store).name))
 
 
@@ -165,7 +165,7 @@ def get_key(store: str, key: str) -> Response:
     windows of a windowed store by their start; ``at`` gives the state as of an event time, ``version`` as of a version of the
     state's table.
     """
-    replica = the_replica()
+    replica = service().replica
     defined = the_store(replica.config, store)
     asked = request.args.to_dict()
     fresh = freshness(asked)
@@ -177,8 +177,8 @@ def get_key(store: str, key: str) -> Response:
     seen = Snapshot.truth if "version" in asked else fresh
     written = None
     if "after" in asked:
-        waits = current_app.extensions["statehouse"].waits
-        written = After(replica, defined, asked["after"], seconds, seen, waits, caller_gone())
+        waits = service().waits
+        written = ReadYourWrites(replica, defined, asked["after"], seconds, seen, waits, caller_gone())
     while True:
         if written:
             written.wait()
@@ -188,18 +188,18 @@ def get_key(store: str, key: str) -> Response:
         position = snapshot.position  # before the row: it may be newer than it says, never older
         offsets: Mapping[str, int] | None = None
         if past:
-            found, position, offsets = _past(defined, snapshot, parts, asked)
+            row, position, offsets = _past(defined, snapshot, parts, asked)
         elif not snapshot.has(parts):
-            found, position = _by_table(defined, snapshot, parts)
+            row, position = _by_table(defined, snapshot, parts)
         else:
-            found, offsets = snapshot.get(parts), snapshot.offsets(parts)
+            row, offsets = snapshot.get(parts), snapshot.offsets(parts)
         if written is None or written.inside(snapshot):
             break
-    found = _windows(found, asked) if found and ("from" in asked or "to" in asked) else found
-    if found is None:
+    row = _windows(row, asked) if row and ("from" in asked or "to" in asked) else row
+    if row is None:
         named = "/".join(part[:100] for part in parts)
         raise Problem(404, "unknown-key", f"found no {named!r} in {store}", position=position)
-    body, tag = point(found, position, offsets)
+    body, tag = point(row, position, offsets)
     response = Response(body, content_type=JSON)
     response.set_etag(tag, weak=True)
     if "If-None-Match" in request.headers:
@@ -209,7 +209,7 @@ def get_key(store: str, key: str) -> Response:
 
 def _elsewhere(store: str) -> Response | None:
     """Another instance's answer, where this one does not have the key that is asked for."""
-    if the_fleet() is None:
+    if service().fleet is None:
         return None
     known, snapshot = the_snapshot(store)
     return elsewhere(snapshot, paths.of_request(request.environ, known, snapshot.rule))
@@ -217,10 +217,10 @@ def _elsewhere(store: str) -> Response | None:
 
 def _by_table(store: Store, snapshot: Snapshot, parts: list[str]) -> tuple[Row | None, int | None]:
     """The state of a key that no instance has, by the newest version of the state's table."""
-    newest = opened(table(the_replica().config, "state", store.name))
+    newest = opened(table(service().config, "state", store.name))
     if newest is None or "after" in request.args:
-        raise routing.nobody([routing.shard_of(snapshot, parts)])
-    return the_lake().version(store, parts, snapshot, newest.version())
+        raise routing.no_holder([routing.shard_of(snapshot, parts)])
+    return service().lake.version(store, parts, snapshot, newest.version())
 
 
 def point(row: Row, position: int | None, offsets: Mapping[str, int] | None) -> tuple[bytes, str]:
@@ -231,12 +231,12 @@ def point(row: Row, position: int | None, offsets: Mapping[str, int] | None) -> 
     return body, hashlib.blake2b(text, digest_size=12).hexdigest()
 
 
-def freshness(asked: Mapping[str, str]) -> Callable[[Snapshot], Snapshot]:
+def freshness(asked: Mapping[str, str]) -> Fresh:
     """What makes of a store's state that of the freshness that is asked for."""
-    found = asked.get("freshness", LIVE)
-    if found not in FRESHNESS:
-        raise Problem(400, "bad-parameter", f"freshness: found {found[:100]!r}, expected {' or '.join(FRESHNESS)}")
-    return Snapshot.truth if found == CHANGELOG else lambda snapshot: snapshot
+    name = asked.get("freshness", LIVE)
+    if name not in FRESHNESS:
+        raise bad_parameter("freshness", name, " or ".join(FRESHNESS))
+    return Snapshot.truth if name == CHANGELOG else lambda snapshot: snapshot
 
 
 def provisional(offsets: Mapping[str, int] | None) -> dict[str, Any]:
@@ -248,10 +248,10 @@ def _seconds(text: str | None, most: float) -> float:
     if text is None:
         return min(WAIT, most)
     # By hand: float() also takes spaces, underscores and the digits of other scripts.
-    found = float(text) if re.fullmatch(r"\d+(\.\d+)?([eE][-+]?\d+)?", text, re.ASCII) else -1.0
-    if not 0 <= found <= most:
-        raise Problem(400, "bad-parameter", f"timeout: found {text[:100]!r}, expected seconds, 0 to {most:g}")
-    return found
+    seconds = float(text) if re.fullmatch(r"\d+(\.\d+)?([eE][-+]?\d+)?", text, re.ASCII) else -1.0
+    if not 0 <= seconds <= most:
+        raise bad_parameter("timeout", text, f"seconds, 0 to {most:g}")
+    return seconds
 
 
 def _past(store: Store, snapshot: Snapshot, parts: list[str], asked: dict[str, str]) -> Past[Row | None]:
@@ -261,36 +261,28 @@ def _past(store: Store, snapshot: Snapshot, parts: list[str], asked: dict[str, s
         if "at" in asked:
             raise Problem(400, "bad-parameter", "found at and version, expected one of them")
         text = asked["version"]
-        if not (text.isascii() and text.isdecimal() and len(text) < 10):
-            raise Problem(
-                400, "bad-parameter", f"version: found {text[:100]!r}, expected a version of the state's table"
-            )
         try:
-            return *the_lake().version(store, parts, snapshot, int(text)), {}
+            return *service().lake.version(store, parts, snapshot, version_of("version", text)), {}
         except (duckdb.Error, DeltaError) as error:
             detail = f"found no version {text} of state/{store.name}, expected one up to {snapshot.version}"
             raise Problem(404, "unknown-version", detail) from error
-    return the_lake().at(snapshot, parts, _moment("at", asked["at"]))
+    return service().lake.at(snapshot, parts, _moment("at", asked["at"]))
 
 
-def _windows(found: Row, asked: dict[str, str]) -> Row | None:
-    if "windows" not in found:
+def _windows(row: Row, asked: dict[str, str]) -> Row | None:
+    if "windows" not in row:
         raise Problem(400, "bad-parameter", "found from or to, expected neither: this store has no windows")
-    bounds = {name: _moment(name, asked[name]) for name in ("from", "to") if name in asked}
-    kept = [
-        w
-        for w in found["windows"]
-        if w["window_start"] >= bounds.get("from", dt.datetime.min)
-        and w["window_start"] < bounds.get("to", dt.datetime.max)
-    ]
-    return {**found, "windows": kept} if kept else None
+    least = _moment("from", asked["from"]) if "from" in asked else dt.datetime.min
+    most = _moment("to", asked["to"]) if "to" in asked else dt.datetime.max
+    windows = [window for window in row["windows"] if least <= window["window_start"] < most]
+    return {**row, "windows": windows} if windows else None
 
 
 def _moment(name: str, text: str) -> dt.datetime:
     try:
-        return dt.datetime.fromisoformat(canonical(text, "TIMESTAMP").removesuffix("Z"))
+        return moment(text)
     except ValueError as error:
-        raise Problem(400, "bad-parameter", f"{name}: found {text[:100]!r}, {error}") from None
+        raise bad_parameter(name, text, error) from None
 
 
 @reads.post("/stores/<store>/lookup")
@@ -305,22 +297,22 @@ def lookup(store: str) -> Response:
     defined, snapshot = the_snapshot(store)
     snapshot = freshness(request.args.to_dict())(snapshot)
     asked = body_of(request).get("keys")
-    api: Api = current_app.extensions["statehouse"].config.api
-    if not isinstance(asked, list) or len(asked) > api.max_rows:
-        raise Problem(400, "bad-body", f'expected {{"keys": [...]}} with at most {api.max_rows} keys')
+    most = service().config.api.max_rows
+    if not isinstance(asked, list) or len(asked) > most:
+        raise Problem(400, "bad-body", f'expected {{"keys": [...]}} with at most {most} keys')
     kinds = keys.kinds(defined, snapshot.rule)
     parts = [
         keys.typed([_text(part) for part in key], defined, kinds)
         for key in (key if isinstance(key, list) else [key] for key in asked)
     ]
     asking = fleet_request()
-    made = routing.many(asking, snapshot, parts)
-    if routing.only(asking, snapshot) is not None:
-        text = "".join(f"{row or 'null'}\n" for row in made.rows)
-        return Response(text, 200, said(made.position, made.offsets), content_type=NDJSON)
-    found = list(zip(asked, made.rows, strict=True))
-    rows, missing = [row for _, row in found if row], [key for key, row in found if not row]
-    return listed(rows, {"missing": missing, "position": made.position, **provisional(made.offsets)})
+    states = routing.look_up(asking, snapshot, parts)
+    if routing.shards_asked_for(asking, snapshot) is not None:
+        text = "".join(f"{row or 'null'}\n" for row in states.rows)
+        return Response(text, 200, position_headers(states.position, states.offsets), content_type=NDJSON)
+    pairs = list(zip(asked, states.rows, strict=True))
+    rows, missing = [row for _, row in pairs if row], [key for key, row in pairs if not row]
+    return listed(rows, {"missing": missing, "position": states.position, **provisional(states.offsets)})
 
 
 def _text(part: Any) -> str:
@@ -350,21 +342,17 @@ def scan(store: str) -> Response:
     key's last given part; ``from`` (included) and ``to`` (not) are keys, of a composite key some first parts separated by '/'.
     ``where`` compares columns with literals.
     """
-    replica = the_replica()
+    replica = service().replica
     the_store(replica.config, store)
     asked = request.args.to_dict()
     kind = formats.wanted(request)
-    most = replica.config.api.max_rows
-    limit = limit_of(asked, sys.maxsize, MOST_STREAMED) if kind else limit_of(asked, min(DEFAULT_LIMIT, most), most)
+    limit = limit_of(asked, sys.maxsize, MOST_STREAMED) if kind else limit_asked(DEFAULT_LIMIT)
     snapshot = freshness(asked)(the_snapshot(store)[1])
     if snapshot.rule is None:
-        return (
-            formats.streamed(iter(()), kind, pa.schema([]))
-            if kind
-            else answer({"rows": [], "cursor": None, "position": None})
-        )
+        nothing: dict[str, Any] = {"rows": [], "cursor": None, "position": None}
+        return formats.streamed(iter(()), kind, pa.schema([])) if kind else answer(nothing)
     text = asked.get("cursor", "")
-    bounds, condition = scans.bounds(snapshot, asked), scans.condition(snapshot, asked, replica.cursor)
+    selection = scans.selection(snapshot, asked, replica.cursor, at_once=bool(kind))
     try:
         after = keys.of_cursor(text, len(snapshot.rule.keys)) if text else None
         if after is not None:
@@ -373,29 +361,29 @@ def scan(store: str) -> Response:
         raise keys.bad_cursor(text) from None
     # In pages one more tells whether there is a next one.
     wanted_rows = limit if kind else limit + 1
-    found = Scan(fleet_request(), snapshot, bounds, after, condition, wanted_rows, bool(kind), the_deadline())
+    result = Scan(fleet_request(), snapshot, selection, after, wanted_rows, the_deadline())
     if kind:
-        response = formats.streamed(found.pages(), kind, snapshot.schema())
-        response.headers.update(said(found.position, found.offsets))
+        response = formats.streamed(result.pages(), kind, snapshot.schema())
+        response.headers.update(position_headers(result.position, result.offsets))
     else:
-        rows, whole = _in_room(found.pages(), replica.config.api.max_answer)
+        rows, whole = _in_room(result.pages(), replica.config.api.max_answer)
         more = count(rows) > limit or not whole
         rows = {name: column[:limit] for name, column in rows.items()}
         following = keys.cursor(snapshot.last(rows)) if more else None
-        besides = {"cursor": following, "position": found.position, **provisional(found.offsets)}
-        with current_app.extensions["statehouse"].turns.turns:  # meanwhile it takes several times its text
+        besides = {"cursor": following, "position": result.position, **provisional(result.offsets)}
+        with service().turns.turns:  # meanwhile it takes several times its text
             response = listed(columns.listed(rows) if rows else b"", besides)
-    response.headers[PLACE] = found.place
+    response.headers[PLACE] = result.place
     return response
 
 
 def _in_room(pages: Iterator[Columns], room: int) -> tuple[Columns, bool]:
     """The rows of some pages, as many as there is room for, and whether these are all."""
-    found: list[Columns] = []
+    parts: list[Columns] = []
     for rows in pages:
-        fit = fitting(rows, count(rows), room, some=not found)
-        found.append({name: column[:fit] for name, column in rows.items()})
-        room -= size(found[-1])
+        fit = fitting(rows, count(rows), room, some=not parts)
+        parts.append({name: column[:fit] for name, column in rows.items()})
+        room -= size(parts[-1])
         if fit < count(rows) or room <= 0:
-            return joined(found), False
-    return joined(found or [{}]), True
+            return joined(parts), False
+    return joined(parts or [{}]), True

@@ -5,43 +5,34 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any
 
-from flask import Blueprint, Response, current_app
+from flask import Blueprint, Response
 
 from api.engine.media_types import JSON
-from api.http.context import answer, the_replica
-from api.http.history import limit_asked
+from api.http.context import answer, limit_asked, service
+from api.http.history import DEFAULT_LIMIT
 from api.http.openapi import answers, schemas
 from api.http.openapi.contract import Answer, declared
-from api.reads.tables import Log, Logs, per_minute
+from api.reads.tables import Log, per_minute
 
 lake_tables = Blueprint("tables", __name__)
 
 COMMIT = answers.record(
     {
-        "version": schemas.COUNT,
-        "at": schemas.shown("TIMESTAMP"),
-        "operation": schemas.TEXT,
-        "added": schemas.COUNT,
-        "changed": schemas.COUNT,
-        "removed": schemas.COUNT,
-        "ms": schemas.nullable(schemas.COUNT),
-        "files": schemas.nullable(schemas.COUNT),
-        "bytes": schemas.nullable(schemas.COUNT),
+        **{"at": schemas.shown("TIMESTAMP"), "operation": schemas.TEXT},
+        **dict.fromkeys(("version", "added", "changed", "removed"), schemas.COUNT),
+        **dict.fromkeys(("ms", "files", "bytes"), schemas.nullable(schemas.COUNT)),
     }
 )
 SIZES = {name: schemas.nullable(schemas.COUNT) for name in ("version", "rows", "bytes", "files")}
 TABLE = {"name": schemas.TEXT, **SIZES}
+NOW = answers.record({**TABLE, "last": schemas.nullable(COMMIT)})
 MINUTE = answers.listed(schemas.COUNT, description="in each of the last 15 minutes, the oldest first")
 STREAM = answers.record(
     {
-        "name": schemas.TEXT,
-        "topic": schemas.TEXT,
-        "schema": schemas.TEXT,
+        **dict.fromkeys(("name", "topic", "schema"), schemas.TEXT),
         "time": schemas.nullable(schemas.TEXT),
-        "events": schemas.COUNT,
-        "quarantined": schemas.COUNT,
-        "events_per_minute": MINUTE,
-        "quarantined_per_minute": MINUTE,
+        **dict.fromkeys(("events", "quarantined"), schemas.COUNT),
+        **dict.fromkeys(("events_per_minute", "quarantined_per_minute"), MINUTE),
         "version": schemas.nullable(schemas.COUNT),
         "changed_at": schemas.shown("TIMESTAMP"),
         "live": {"type": ["object", "null"]},
@@ -50,24 +41,12 @@ STREAM = answers.record(
 
 
 @lake_tables.get("/tables")
-@declared(
-    answers={
-        200: Answer(
-            "the tables",
-            {
-                JSON: answers.record(
-                    {"tables": answers.listed(answers.record({**TABLE, "last": schemas.nullable(COMMIT)}))}
-                )
-            },
-        )
-    }
-)
+@declared(answers={200: Answer("the tables", {JSON: answers.record({"tables": answers.listed(NOW)})})})
 def list_tables() -> Response:
     """Every table of the lake: version, rows, bytes, files, and what the last commit did."""
-    logs = the_logs()
-    return answer(
-        {"tables": [{**_sizes(name, log := logs.of(name)), "last": next(iter(log.told()), None)} for name in logs]}
-    )
+    logs = {name: service().logs.of(name) for name in service().logs}
+    last = {name: next(iter(log.told()), None) for name, log in logs.items()}
+    return answer({"tables": [{**_sizes(name, log), "last": last[name]} for name, log in logs.items()]})
 
 
 @lake_tables.get("/tables/<table>")
@@ -78,15 +57,15 @@ def list_tables() -> Response:
 )
 def show_table(table: str) -> Response:
     """One table, as SQL names it: what each of its commits did, newest first, and how large it was after each."""
-    log = the_logs().of(table)
-    return answer({**_sizes(table, log), "commits": log.told()[: limit_asked()]})
+    log = service().logs.of(table)
+    return answer({**_sizes(table, log), "commits": log.told()[: limit_asked(DEFAULT_LIMIT)]})
 
 
 @lake_tables.get("/streams")
 @declared(answers={200: Answer("the streams", {JSON: answers.record({"streams": answers.listed(STREAM)})})})
 def list_streams() -> Response:
     """Every stream: its topic, events and refused records, how many in each of the last 15 minutes, and how far the API is with it."""
-    replica, logs = the_replica(), the_logs()
+    replica, logs = service().replica, service().logs
     now = dt.datetime.now(dt.timezone.utc).replace(tzinfo=None)
     shown = []
     for name, stream in replica.config.streams.items():
@@ -108,12 +87,6 @@ def list_streams() -> Response:
             }
         )
     return answer({"streams": shown})
-
-
-def the_logs() -> Logs:
-    """The logs of the app that serves this request."""
-    logs: Logs = current_app.extensions["statehouse"].logs
-    return logs
 
 
 def _sizes(name: str, log: Log) -> dict[str, Any]:

@@ -10,17 +10,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from flask import Blueprint, Response, current_app, request
+from flask import Blueprint, Response, request
 
 from api.engine import exact_json, keys
 from api.engine.media_types import JSON
-from api.engine.types import conforming
-from api.errors import Problem, refused
+from api.errors import Problem, bad_parameter, refused
 from api.http import audit
-from api.http.context import answer, body_of, the_lake, the_rule
-from api.http.history import SLOW, limit_asked
+from api.http.context import answer, body_of, cursor_asked, limit_asked, service, the_rule
+from api.http.history import DEFAULT_LIMIT, SLOW
 from api.http.openapi import answers, schemas
-from api.http.openapi.contract import Answer, Body, Parameter, Place, declared, place
+from api.http.openapi.contract import Answer, Body, Parameter, Scope, declared, scope_of
 from api.http.openapi.schemas import Schema
 from api.http.writes import IDEMPOTENCY, UNSENT, key_of, set_of, writes, written
 from api.writes import bulk, events
@@ -41,30 +40,20 @@ FILTERS = (
     Parameter("store", "only those that wait for a store", schemas.TEXT),
     Parameter("key", "only those that wait for a key, as its text in Kafka", schemas.TEXT),
 )
+TEXTS = ("task", "store", "key", "value", "reason", "topic", "message_key", "message", "set")
+ROW = {
+    **{"id": schemas.TEXT, "stream": schemas.TEXT, "status": {"enum": STATUSES}, "sent": schemas.COUNT},
+    **dict.fromkeys(("since", "due", "ended", "sent_at"), schemas.shown("TIMESTAMP")),
+    **dict.fromkeys(TEXTS, schemas.nullable(schemas.TEXT)),
+}
 WORDS = ("due", "after", "while", "send", "set")
 
 
-def _rows(_place: Place) -> Schema:
-    time, text = schemas.shown("TIMESTAMP"), schemas.nullable(schemas.TEXT)
-    names = {
-        "task": text,
-        "stream": schemas.TEXT,
-        "store": text,
-        "key": text,
-        "value": text,
-        "since": time,
-        "due": time,
-    }
-    told = {"topic": text, "message_key": text, "message": text, "set": text}
-    state = {"status": {"enum": STATUSES}, "ended": time, "reason": text, "sent": schemas.COUNT, "sent_at": time}
-    row = answers.record({"id": schemas.TEXT, **names, **state, **told})
-    return answers.record({"rows": answers.listed(row), "cursor": schemas.nullable(schemas.TEXT)})
-
-
-def _asked(here: Place) -> Schema:
+def _asked(here: Scope) -> Schema:
     """A task that is asked for: when, and what."""
-    found = [place(store=name) for name, store in here.config.stores.items() if not store.windows]
-    stores = [(p, p.rule, {"store": _store(p), "key": key_of(p)}) for p in found if p.rule]  # whose types are known
+    places = [scope_of(store=name) for name, store in here.config.stores.items() if not store.windows]
+    # Of those whose types are known.
+    stores = [(p, p.rule, {"store": {"const": p.rule.store.name}, "key": key_of(p)}) for p in places if p.rule]
     waits = [answers.record({**key, "value": schemas.value(rule.value_type)}) for _, rule, key in stores]
     sets = [
         answers.record({**key, "value": set_of(p)["properties"]["value"]})
@@ -82,35 +71,27 @@ def _asked(here: Place) -> Schema:
     return {"anyOf": either} if either else {"not": {}}
 
 
-def _store(here: Place) -> Schema:
-    assert here.store is not None
-    return {"const": here.store.name}
-
-
 TAKEN = answers.record({"id": schemas.TEXT, "due": schemas.shown("TIMESTAMP")})
 NO_TASKS = "the file has no `tasks`"
 
 
 @tasks.get("/tasks")
 @declared(
-    *(answers.limit(100), Parameter("cursor", "where the page before ended: its `cursor`", schemas.matching(CURSOR))),
-    *FILTERS,
-    answers={200: Answer("a page of them", {JSON: _rows})},
+    *(answers.limit(DEFAULT_LIMIT), answers.cursor(schemas.matching(CURSOR)), *FILTERS),
+    answers={200: Answer("a page of them", {JSON: answers.paged(answers.record(ROW))})},
     problems={404: NO_TASKS, 503: SLOW},
 )
 def list_tasks() -> Response:
     """The tasks, the first due first; those that were asked for a moment ago may not be there yet."""
     _config()
-    limit, cursor, after = limit_asked(), request.args.get("cursor"), None
+    limit, cursor, after = limit_asked(DEFAULT_LIMIT), cursor_asked(CURSOR), None
     if cursor is not None:
-        if not re.fullmatch(CURSOR, cursor):
-            raise keys.bad_cursor(cursor)
         due, name = keys.of_cursor(cursor, 2)
         after = int(due), name
     wanted = {p.name: request.args[p.name] for p in FILTERS if p.name in request.args}
     if (status := wanted.get("status")) is not None and status not in STATUSES:
-        raise Problem(400, "bad-parameter", f"status: found {status[:100]!r}, expected {', '.join(STATUSES)}")
-    rows, more = the_lake().tasks(wanted, after, limit)
+        raise bad_parameter("status", status, ", ".join(STATUSES))
+    rows, more = service().lake.tasks(wanted, after, limit)
     following = None
     if more:
         since = rows[-1]["due"] - dt.datetime(1970, 1, 1)
@@ -135,33 +116,35 @@ def post_task() -> Response:
     for name in body:
         if name not in WORDS:
             raise refused("bad-body", f"the field {name[:100]!r}", f"one of {', '.join(WORDS)}")
-    said: dict[str, Any] = {"due": _due(body)}
+    task: dict[str, Any] = {"due": _due(body)}
     headers: tuple[tuple[str, str], ...] = ((OP_HEADER, "task"),)
     stream, key = next(iter(config.streams.values())), ""
     if ("send" in body) == ("set" in body):
         raise refused("bad-body", "both" if "send" in body else "neither", "one of send and set")
     if "send" in body:
-        said["send"] = _send(body["send"])
-        key = said["send"].get("key", "")
+        task["send"] = _send(body["send"])
+        key = task["send"].get("key", "")
     else:
-        store, rule, record = _set(body["set"])
+        store, rule, parts = _key(body["set"], "set")
+        given = {name: value for name, value in body["set"].items() if name in ("value", "agent")}
+        record = events.set_to(parts, given, store, rule)
         payload = exact_json.loads(record.payload or "{}")
-        said["set"] = {"store": store.name, "key": record.key, **payload}
+        task["set"] = {"store": store.name, "key": record.key, **payload}
         stream, key = config.streams[store.stream], record.key
     if "while" in body:
         store, rule, parts = _key(body["while"], "while")
         value = body["while"].get("value")
         if value is None:
             raise refused("bad-body", "no value" if "value" not in body["while"] else "null", "a value", at="while")
-        said["value"] = _conforming(value, rule.value_type, "while.value") if rule else value
+        task["value"] = events.checked(value, rule.value_type, "while.value") if rule else value
         stream, key = config.streams[store.stream], keys.kafka_key(parts, store)
         headers += ((STORE_HEADER, store.name),)
     audit.note(key=key)
 
     def answered(tokens: list[Token]) -> dict[str, Any]:
-        return {"id": str(tokens[0]), "due": said["due"]}
+        return {"id": str(tokens[0]), "due": task["due"]}
 
-    document = written(stream.topic, [Record(key, exact_json.dumps(said), headers)], answered, asked=body)
+    document = written(stream.topic, [Record(key, exact_json.dumps(task), headers)], answered, asked=body)
     audit.note(token=document["id"])
     return answer(document, 202)
 
@@ -175,7 +158,7 @@ def delete_task(id: str) -> Response:
     """Cancel a task by its id, percent-encoded."""
     config = _config()
     streamed = {stream.topic for stream in config.streams.values()}
-    row = the_lake().task(id)
+    row = service().lake.task(id)
     asked = re.fullmatch(rf"({topics.NAME}):([0-9]{{1,9}}):([0-9]{{1,18}})", id)
     partition = None
     if asked and asked[1] in streamed:  # it may not be in the table yet; after it in the same partition it is known
@@ -196,7 +179,7 @@ def delete_task(id: str) -> Response:
 
 def _asked_at(config: Config, topic: str, partition: int, offset: int) -> bool:
     """Whether the record at a place asks for a task."""
-    with current_app.extensions["statehouse"].looks:
+    with service().looks:
         if partition not in kafka.partitions(config.kafka, topic):
             return False
         return (kafka.headers_at(config.kafka, topic, partition, offset) or {}).get(OP_HEADER) == b"task"
@@ -207,7 +190,7 @@ def _unknown(id: str) -> Problem:
 
 
 def _config() -> Config:
-    config: Config = current_app.extensions["statehouse"].config
+    config = service().config
     if config.tasks is None:
         raise Problem(404, "no-tasks", "found no tasks: in the file, expected them, or 'tasks: {}'")
     return config
@@ -217,7 +200,7 @@ def _due(body: Mapping[str, Any]) -> str:
     if ("due" in body) == ("after" in body):
         raise refused("bad-body", "both" if "due" in body else "neither", "one of due and after")
     if "due" in body:
-        return str(_conforming(body["due"], "TIMESTAMP", "due"))
+        return str(events.checked(body["due"], "TIMESTAMP", "due"))
     if not isinstance(body["after"], str) or not re.fullmatch(DURATION, body["after"]):
         raise refused("bad-body", exact_json.dumps(body["after"])[:100], "a duration such as '5 minutes'", at="after")
     due = dt.datetime.now(dt.timezone.utc) + dt.timedelta(milliseconds=milliseconds(body["after"]))
@@ -237,11 +220,6 @@ def _send(send: Any) -> dict[str, Any]:
     return send
 
 
-def _set(given: Any) -> tuple[Store, Rule | None, Record]:
-    store, rule, parts = _key(given, "set")
-    return store, rule, events.set_to(parts, {n: v for n, v in given.items() if n in ("value", "agent")}, store, rule)
-
-
 def _key(given: Any, at: str) -> tuple[Store, Rule | None, list[str]]:
     """The store and the key that a part of the body is about."""
     if not isinstance(given, dict) or not {"store", "key"} <= set(given) <= {"store", "key", "value"}:
@@ -250,15 +228,7 @@ def _key(given: Any, at: str) -> tuple[Store, Rule | None, list[str]]:
     every = [name for name, store in config.stores.items() if not store.windows]
     known = config.settable if at == "set" else every
     if given["store"] not in known:
-        found = exact_json.dumps(given["store"])[:100]
-        raise refused("bad-body", found, f"one of {', '.join(known) or 'none'}", at=f"{at}.store")
+        shown = exact_json.dumps(given["store"])[:100]
+        raise refused("bad-body", shown, f"one of {', '.join(known) or 'none'}", at=f"{at}.store")
     store, rule = the_rule(given["store"])
     return store, rule, bulk.parts(given["key"], store, rule)
-
-
-def _conforming(value: Any, kind: str, at: str) -> Any:
-    try:
-        return conforming(value, kind)
-    except ValueError as error:
-        expected = str(error).removeprefix("expected ")
-        raise refused("bad-value", exact_json.dumps(value)[:100], expected, at=at) from None

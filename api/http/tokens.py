@@ -68,10 +68,10 @@ class Tokens:
 
     def _look(self) -> tuple[int, int, int] | None:
         try:
-            found = os.stat(self._file)
+            status = os.stat(self._file)
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def read(file: str) -> list[Holder]:
@@ -94,11 +94,10 @@ def read(file: str) -> list[Holder]:
 def _holder(file: str, document: YamlFile, name: Any, entry: Any) -> Holder:
     if not isinstance(entry, dict) or set(entry) != {"token", "scopes"}:
         # A token may stand in the place of a name.
-        names = (
-            [str(n) if n in ("token", "scopes") else "another name" for n in entry] if isinstance(entry, dict) else []
-        )
-        found = ", ".join(names) if isinstance(entry, dict) else "something else"
-        raise _wrong(file, document, (name,), found or "nothing", "token and scopes")
+        names = ["something else"]
+        if isinstance(entry, dict):
+            names = [str(n) if n in ("token", "scopes") else "another name" for n in entry]
+        raise _wrong(file, document, (name,), ", ".join(names) or "nothing", "token and scopes")
     token, scopes = entry["token"], entry["scopes"]
     if not isinstance(scopes, list) or not scopes or not all(scope in SCOPES for scope in scopes):
         raise _wrong(file, document, (name, "scopes"), reprlib.repr(scopes), f"a list of {', '.join(SCOPES)}")

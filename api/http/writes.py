@@ -11,14 +11,14 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from flask import Blueprint, Response, current_app, g, request
+from flask import Blueprint, Response, g, request
 
 from api.engine.media_types import JSON, NDJSON
 from api.errors import Problem, refused
 from api.http import audit, paths
-from api.http.context import answer, body_of, raw_of, the_rule
+from api.http.context import answer, body_of, raw_of, service, the_rule
 from api.http.openapi import answers, schemas
-from api.http.openapi.contract import Answer, Body, Parameter, Place, declared
+from api.http.openapi.contract import Answer, Body, Parameter, Scope, declared
 from api.http.openapi.schemas import Schema
 from api.writes import bulk, events
 from api.writes.idempotency import HEADER
@@ -36,11 +36,11 @@ IDEMPOTENCY = Parameter(
 )
 
 
-def set_of(place: Place) -> Schema:
+def set_of(scope: Scope) -> Schema:
     """What a set of a key says."""
-    assert place.store is not None
-    reducer = place.store.reducer
-    value = schemas.value(place.rule.event_type) if place.rule else schemas.ANY
+    assert scope.store is not None
+    reducer = scope.store.reducer
+    value = schemas.value(scope.rule.event_type) if scope.rule else schemas.ANY
     if not reducer.additive:
         value = schemas.nullable(value)
     elif not value:
@@ -49,33 +49,33 @@ def set_of(place: Place) -> Schema:
     return answers.record({"value": value, **agent}, optional=("agent",))
 
 
-def key_of(place: Place) -> Schema:
+def key_of(scope: Scope) -> Schema:
     """A key in a body: as its text in Kafka, or as a list of its parts."""
-    assert place.store is not None
-    parts = [schemas.in_bulk(kind) for kind in place.kinds or ["STRING"] * len(place.store.keys)]
+    assert scope.store is not None
+    parts = [schemas.in_bulk(kind) for kind in scope.kinds or ["STRING"] * len(scope.store.keys)]
     listed = {"type": "array", "prefixItems": parts, "minItems": len(parts), "maxItems": len(parts)}
-    text = schemas.matching(schemas.text_of(place.kinds or ["STRING"] * len(parts))) if len(parts) > 1 else parts[0]
+    text = schemas.matching(schemas.text_of(scope.kinds or ["STRING"] * len(parts))) if len(parts) > 1 else parts[0]
     return {"anyOf": [text, listed]}
 
 
-def _lines(place: Place) -> Schema:
-    assert place.store is not None
-    key = key_of(place)
+def _lines(scope: Scope) -> Schema:
+    assert scope.store is not None
+    key = key_of(scope)
     delete = answers.record({"key": key, "delete": {"const": True}})
-    properties = set_of(place)["properties"]
+    properties = set_of(scope)["properties"]
     line = {"anyOf": [answers.record({"key": key, **properties}, optional=("agent",)), delete]}
     most = {"minItems": 1, "maxItems": bulk.MOST_LINES}
-    return answers.listed(delete if place.store.windows else line, **most, description="a line of NDJSON each")
+    return answers.listed(delete if scope.store.windows else line, **most, description="a line of NDJSON each")
 
 
-def _is_writable(place: Place) -> bool:
-    return place.store is not None and place.config.writable(place.store.name)
+def _is_writable(scope: Scope) -> bool:
+    return scope.store is not None and scope.config.writable(scope.store.name)
 
 
 def _writable(name: str) -> tuple[Store, Rule | None]:
     """A store and its rule; a problem where a set or a purge would have no place in the order of its events."""
     defined, rule = the_rule(name)
-    if not current_app.extensions["statehouse"].config.writable(name):
+    if not service().config.writable(name):
         detail = (
             f"found a {request.method}, expected GET: the events of {name} are in the order that their payloads tell"
         )
@@ -96,7 +96,7 @@ SENT = Answer("Kafka has acknowledged it", {JSON: answers.written})
     body=Body("the value", JSON, set_of),
     answers={202: SENT},
     problems=UNSENT,
-    only=lambda place: place.store is not None and place.store.name in place.config.settable,
+    only=lambda scope: scope.store is not None and scope.store.name in scope.config.settable,
 )
 def put_key(store: str, key: str) -> Response:
     """Set a key: 202 and the event's token once Kafka has acknowledged it."""
@@ -130,7 +130,7 @@ def post_keys(store: str) -> Response:
     if request.content_length is None:
         # Of lines that come in chunks the last ones may be missing: a lost connection looks like their end.
         raise Problem(411, "length-required", "found no Content-Length, expected it: lines are not taken in chunks")
-    limit = current_app.extensions["statehouse"].config.api.max_key
+    limit = service().config.api.max_key
     records = bulk.records(raw_of(request, NDJSON), defined, rule, limit)
     audit.note(keys=len(records))
 
@@ -151,7 +151,7 @@ def _one(store: Store, record: Record) -> Response:
 
 
 def _sent(store: Store, records: Sequence[Record], said: Callable[[list[Token]], dict[str, Any]]) -> dict[str, Any]:
-    api = current_app.extensions["statehouse"]
+    api = service()
 
     def answered(tokens: list[Token]) -> dict[str, Any]:
         return {**said(tokens), "position": api.replica.snapshot(store.name).position}
@@ -168,7 +168,7 @@ def written(
 ) -> dict[str, Any]:
     """Send events, once for an Idempotency-Key; what is answered. ``asked`` tells the request from others, by default the events
     do."""
-    api = current_app.extensions["statehouse"]
+    api = service()
 
     def send(sent: Sequence[Record]) -> dict[str, Any]:
         return said(api.producer.send(topic, sent, partition))

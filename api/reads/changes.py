@@ -29,7 +29,7 @@ HEARTBEAT = 5.0  # seconds; with it, it is noticed that a caller is gone
 PIECE = 500  # events that are sent at once
 
 
-class Place(NamedTuple):
+class StreamPosition(NamedTuple):
     """How far a caller is; ``epoch`` is None for one who comes from a scan, which only says the position."""
 
     position: int
@@ -66,7 +66,7 @@ class Changes:
     here. Raises a problem where that place is wrong or gone."""
 
     def __init__(
-        self, replica: Replica, lake: Lake, store: str, place: Place | None, shards: Shards | None = None
+        self, replica: Replica, lake: Lake, store: str, place: StreamPosition | None, shards: Shards | None = None
     ) -> None:
         self._replica, self._lake, self._store, self._shards = replica, lake, store, shards
         found = replica.changes(store, place.position if place else 0)
@@ -88,10 +88,10 @@ class Changes:
         """The events in pieces, for so many seconds: or until the replica stops, or no longer knows what changes."""
         until = time.monotonic() + seconds
         yield f"retry: 1000\n\n{self._said(self._begin)}".encode()
-        found: tuple[Snapshot, int, list[Key] | None] | None = self._first
+        changes: tuple[Snapshot, int, list[Key] | None] | None = self._first
         del self._first
-        while found is not None:
-            snapshot, end, keys = found
+        while changes is not None:
+            snapshot, end, keys = changes
             if self._shards and snapshot.shards and not self._shards.numbers <= snapshot.shards.numbers:
                 return
             if snapshot.epoch != self._epoch:
@@ -104,16 +104,16 @@ class Changes:
                 else:
                     yield from self._batch(snapshot, keys, end)
                     self._position = end
-            del snapshot, keys, found  # an old version would stay in memory while nothing happens
+            del snapshot, keys, changes  # an old version would stay in memory while nothing happens
             while (left := until - time.monotonic()) > 0:
                 if self._replica.moved(self._store, self._epoch, self._position, min(HEARTBEAT, left)):
                     break
                 yield b": \n\n"
             else:
                 return
-            found = self._replica.changes(self._store, self._position)
+            changes = self._replica.changes(self._store, self._position)
 
-    def _check(self, place: Place, snapshot: Snapshot) -> None:
+    def _check(self, place: StreamPosition, snapshot: Snapshot) -> None:
         """A position that this process has not reached yet: another one may have, if the changelog has."""
         assert snapshot.rule is not None
         changelog = opened(table(self._replica.config, "changelog", snapshot.rule.store.stream))
@@ -121,7 +121,7 @@ class Changes:
             detail = f"found position {place.position}, expected one up to {snapshot.position or 0}"
             raise Problem(404, "unknown-position", detail)
 
-    def _touched(self, place: Place, snapshot: Snapshot, end: int) -> list[Key]:
+    def _touched(self, place: StreamPosition, snapshot: Snapshot, end: int) -> list[Key]:
         """The keys since a place that is too long ago for this process to remember."""
         if place.epoch is None and not self._replica.unreplaced(self._store):
             detail = f"{self._store} was replaced, and position {place.position} may be of the state before"
@@ -156,7 +156,7 @@ def _shown(snapshot: Snapshot, keys: list[Key]) -> Iterator[tuple[str, str]]:
     """The events that tell the states of keys now, with their data."""
     assert snapshot.rule is not None
     whole = [key for key in keys if key[-1] is not None]
-    found = dict(zip(whole, snapshot.lines(whole), strict=True))
+    texts = dict(zip(whole, snapshot.lines(whole), strict=True))
     for key in keys:
         named = dict(zip(snapshot.rule.keys, key, strict=True))
         if key[-1] is None:  # every window of a key: what is not told again is gone
@@ -164,5 +164,5 @@ def _shown(snapshot: Snapshot, keys: list[Key]) -> Iterator[tuple[str, str]]:
             yield "purge", dumps(named)
             yield from (("state", dumps(row)) for row in snapshot.windows(key[:-1]))
         else:
-            line = found[key]
+            line = texts[key]
             yield ("purge", dumps(named)) if line is None else ("state", line)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -27,11 +27,11 @@ from api.engine.change_feed import batches
 from api.engine.changelog import CHANGELOG, attached, filled, may_have
 from api.engine.columns import Key, fitting, keys_of
 from api.engine.deadline import AGAIN, LOOK, Deadline
-from api.engine.delta import pin, unpin
-from api.engine.duck import ROWS, casts, literal, quoted
-from api.engine.fold import GUARD, Fold, spoken
+from api.engine.delta import pinned, unpin
+from api.engine.duck import ROWS, Connection, casts, literal, quoted
+from api.engine.fold import Fold, project, spoken, touched
 from api.engine.places import Places
-from api.engine.prepared import Bag
+from api.engine.prepared import ArrowSource
 from api.errors import Problem
 from api.replica.pending import after
 from api.replica.snapshot import Snapshot
@@ -52,7 +52,7 @@ VERSIONS, MOST = 10_000, 1_000_000  # of the changelog that are read to tell wha
 CHANGES = ("added", "gone", "changed")  # what a key can have done between two versions
 WAITING = 32  # requests that wait for their turn
 T = TypeVar("T")
-Question = Callable[[duckdb.DuckDBPyConnection], T]
+Question = Callable[[Connection], T]
 Gone = Callable[[], Callable[[], bool]]  # gives, to who asks, what tells any thread whether its caller is gone
 # An answer, the position of the changelog that it reflects, and up to which offsets what is provisional in it is ahead of that.
 Past = tuple[T, int | None, Mapping[str, int]]
@@ -60,7 +60,7 @@ Past = tuple[T, int | None, Mapping[str, int]]
 WANTED, EVENTS, PENDING = "_wanted", "_events_of_key", "_pending_of_key"
 
 
-class Lane:
+class SerialConnection:
     """A connection for the requests that wait in line for it, and the one thread that uses it.
 
     One thread, as each that ever ran a query keeps some of the memory that it took: dozens of them 60 MiB more.
@@ -70,7 +70,7 @@ class Lane:
         self._config, self._gone = config, gone
         self._places = Places(1 + WAITING, f"found {WAITING} requests that wait to read the lake, expected fewer")
         self._thread = ThreadPoolExecutor(1, "lake")
-        self._connection: duckdb.DuckDBPyConnection | None = None
+        self._connection: Connection | None = None
         self._scans = 0
 
     def ask(self, question: Question[T]) -> T:
@@ -125,7 +125,7 @@ class Lake:
     def __init__(self, config: Config, gone: Gone = lambda: lambda: False) -> None:
         self.config = config
         # What looks through all of a changelog does not keep others waiting.
-        self._changelogs, self._tables = Lane(config, gone), Lane(config, gone)
+        self._changelogs, self._tables = SerialConnection(config, gone), SerialConnection(config, gone)
 
     def history(self, snapshot: Snapshot, key: Sequence[str], before: int | None, limit: int) -> Past[Page]:
         """The events of a key, newest first, before an order key where one is given: what the store makes of each, also of those that are
@@ -134,14 +134,14 @@ class Lake:
         rule = _unwindowed(snapshot.rule)
         bound = f"_order < {int(before)}" if before is not None else "TRUE"
 
-        def read(db: duckdb.DuckDBPyConnection) -> pa.Table:
+        def read(db: Connection) -> pa.Table:
             return db.execute(
                 f"SELECT _order, CAST(_event_time AS TIMESTAMP) AS event_time, _op AS op, _agent AS agent, _value AS value, _provisional "
                 f"FROM {EVENTS} WHERE {bound} ORDER BY _order DESC LIMIT {int(limit) + 1}"
             ).to_arrow_table(ROWS)
 
-        found, position, offsets = self._read(snapshot, rule, key, read)
-        page = self._page(found, limit)
+        events, position, offsets = self._read(snapshot, rule, key, read)
+        page = self._page(events, limit)
         return Page([_event(row) for row in page.rows], page.more), position, offsets
 
     def at(self, snapshot: Snapshot, key: Sequence[str], moment: dt.datetime) -> Past[Row | None]:
@@ -149,16 +149,16 @@ class Lake:
         rule = snapshot.rule
         assert rule is not None
 
-        def read(db: duckdb.DuckDBPyConnection) -> pa.Table:
+        def read(db: Connection) -> pa.Table:
             db.execute(f"DELETE FROM {EVENTS} WHERE _event_time > {literal(moment.isoformat())}::TIMESTAMPTZ")
-            made = Fold(db, rule, "at").alone(EVENTS)
+            folded = Fold(db, rule, "at").alone(EVENTS)
             provisional = f"(SELECT bool_or(_provisional) FROM {EVENTS}) AS _provisional"
-            rows = f"SELECT {casts(snapshot.types)}, {provisional} FROM {quoted(made)} WHERE _present ORDER BY ALL"
+            rows = f"SELECT {casts(snapshot.types)}, {provisional} FROM {quoted(folded)} WHERE _present ORDER BY ALL"
             return db.execute(rows).to_arrow_table(ROWS)
 
-        found, position, offsets = self._read(snapshot, rule, key, read)
-        ahead = offsets if pc.any(found["_provisional"]).as_py() else {}
-        return of_table(found, rule, snapshot.types).get(key), position, ahead
+        state, position, offsets = self._read(snapshot, rule, key, read)
+        ahead = offsets if pc.any(state["_provisional"]).as_py() else {}
+        return of_table(state, rule, snapshot.types).get(key), position, ahead
 
     def version(
         self, store: Store, key: Sequence[str], snapshot: Snapshot, version: int
@@ -169,12 +169,12 @@ class Lake:
         if newest is None or version > newest.version():
             raise DeltaError(f"state/{store.name} has no version {version} yet")
 
-        def read(db: duckdb.DuckDBPyConnection) -> Snapshot:
+        def read(db: Connection) -> Snapshot:
             self._want(db, snapshot, key)
             return load(db, self.config, store, version, WANTED)
 
-        found = self._tables.ask(read)
-        return found.get(key), found.position
+        loaded = self._tables.ask(read)
+        return loaded.get(key), loaded.position
 
     def quarantine(self, stream: str, before: tuple[int, int] | None, reason: str | None, limit: int) -> Page:
         """What was refused of a stream (for a reason, or one of a kind), newest first by partition and offset, and what it came back as
@@ -187,23 +187,22 @@ class Lake:
         if given:
             bound += f" AND ? IN (reason, {KIND})"
 
-        def read(db: duckdb.DuckDBPyConnection) -> pa.Table:
-            refused, requeued = pin(db, path, delta.version(), "_quarantine"), "(SELECT NULL)"
-            if (sent := opened(again)) is not None:
-                rows = pin(db, again, sent.version(), "_requeued")
-                requeued = (
-                    f'(SELECT min(sent_as) FROM {rows} r WHERE r.partition = q.partition AND r."offset" = q."offset")'
+        def read(db: Connection) -> pa.Table:
+            with ExitStack() as pins:
+                refused, requeued = (
+                    pins.enter_context(pinned(db, path, delta.version(), "_quarantine")),
+                    "(SELECT NULL)",
                 )
-            found = db.execute(
-                f"""SELECT topic, partition, "offset", CAST(timestamp AS TIMESTAMP) AS timestamp, key, payload, payload_bytes,
+                if (sent := opened(again)) is not None:
+                    rows = pins.enter_context(pinned(db, again, sent.version(), "_requeued"))
+                    requeued = (
+                        f'(SELECT min(sent_as) FROM {rows} WHERE partition = q.partition AND "offset" = q."offset")'
+                    )
+                query = f"""SELECT topic, partition, "offset", CAST(timestamp AS TIMESTAMP) AS timestamp, key, payload, payload_bytes,
                     reason, CAST(log_time AS TIMESTAMP) AS log_time, CAST({requeued} AS VARCHAR) AS requeued
                 FROM (FROM {refused} WHERE {bound} ORDER BY partition DESC, "offset" DESC LIMIT {int(limit) + 1}) q
-                ORDER BY partition DESC, "offset" DESC""",
-                given,
-            ).to_arrow_table(ROWS)
-            unpin(db, "_quarantine")
-            unpin(db, "_requeued")
-            return found
+                ORDER BY partition DESC, "offset" DESC"""
+                return db.execute(query, given).to_arrow_table(ROWS)
 
         return self._page(self._tables.ask(read), limit)
 
@@ -218,24 +217,19 @@ class Lake:
 
     def task(self, name: str) -> Row | None:
         """The task of an id."""
-        found = self._tasks("id = ?", [name], 1).rows
-        return found[0] if found else None
+        rows = self._tasks("id = ?", [name], 1).rows
+        return rows[0] if rows else None
 
     def _tasks(self, where: str, values: list[Any], limit: int) -> Page:
         path = tasks_table(self.config)
         if (delta := opened(path)) is None:
             return Page([], False)
-        columns = {c: t for c, t in TASK_COLUMNS.items() if c != "position"}
-        shown = [
-            f"CAST({quoted(c)} AS TIMESTAMP) AS {c}" if t == "TIMESTAMP" else quoted(c) for c, t in columns.items()
-        ]
+        columns = casts({name: kind for name, kind in TASK_COLUMNS.items() if name != "position"})
 
-        def read(db: duckdb.DuckDBPyConnection) -> pa.Table:
-            known = pin(db, path, delta.version(), "_tasks")
-            query = f"SELECT {', '.join(shown)} FROM {known} WHERE {where} ORDER BY due, id LIMIT {int(limit) + 1}"
-            found = db.execute(query, values).to_arrow_table(ROWS)
-            unpin(db, "_tasks")
-            return found
+        def read(db: Connection) -> pa.Table:
+            with pinned(db, path, delta.version(), "_tasks") as known:
+                query = f"SELECT {columns} FROM {known} WHERE {where} ORDER BY due, id LIMIT {int(limit) + 1}"
+                return db.execute(query, values).to_arrow_table(ROWS)
 
         return self._page(self._tables.ask(read), limit)
 
@@ -257,23 +251,19 @@ class Lake:
             FROM before FULL JOIN after USING ({names}) WHERE before._here IS NULL OR after._here IS NULL OR before.value IS DISTINCT FROM after.value)
             SELECT *, {counts} FROM differing ORDER BY key LIMIT {int(limit) + 1}"""
 
-        def read(db: duckdb.DuckDBPyConnection) -> pa.Table:
-            try:
-                pinned = {"old": pin(db, path, old, "_old"), "new": pin(db, path, new, "_new")}
-                return db.execute(query.format(**pinned)).to_arrow_table(ROWS)
-            finally:
-                unpin(db, "_old")
-                unpin(db, "_new")
+        def read(db: Connection) -> pa.Table:
+            with pinned(db, path, old, "_old") as before, pinned(db, path, new, "_new") as after:
+                return db.execute(query.format(old=before, new=after)).to_arrow_table(ROWS)
 
-        found = self._tables.ask(read)
-        totals = {change: found[change][0].as_py() if found.num_rows else 0 for change in CHANGES}
-        return self._page(found.drop_columns(list(CHANGES)), limit), totals
+        rows = self._tables.ask(read)
+        totals = {change: rows[change][0].as_py() if rows.num_rows else 0 for change in CHANGES}
+        return self._page(rows.drop_columns(list(CHANGES)), limit), totals
 
-    def _page(self, found: pa.Table, limit: int) -> Page:
+    def _page(self, table: pa.Table, limit: int) -> Page:
         """The first rows of a table, at most so many, and as many as an answer has room for."""
-        columns = {name: found[name] for name in found.column_names}
+        columns = {name: table[name] for name in table.column_names}
         fit = fitting(columns, limit, self.config.api.max_answer, some=True)
-        return Page(rows_of(found.slice(0, fit)), fit < found.num_rows)
+        return Page(rows_of({name: column[:fit] for name, column in columns.items()}), fit < table.num_rows)
 
     def touched(self, snapshot: Snapshot, start: int, head: int) -> list[Key]:
         """The keys that the changelog's versions (start, head] touch. In a windowed store they have the window, or None for
@@ -291,7 +281,7 @@ class Lake:
         rule = spoken(rule, stream)
         columns = ", ".join(f"{quoted(k)} {t}" for k, t in zip(rule.keys, types, strict=True))
 
-        def read(db: duckdb.DuckDBPyConnection) -> pa.Table:
+        def read(db: Connection) -> pa.Table:
             rows = 0
             db.execute(f"CREATE OR REPLACE TEMP TABLE _touched ({columns})")
             try:
@@ -299,9 +289,8 @@ class Lake:
                     if (rows := rows + batch.num_rows) > MOST:
                         raise _gone(f"found more than {MOST:,} events since version {start} of the changelog")
                     db.register("_events", batch)
-                    events = rule.project(filled(db, "_events", stream, batch.column_names), guard=GUARD)
-                    key = casts({k: snapshot.types[k] for k in rule.keys})
-                    db.execute(f"INSERT INTO _touched SELECT DISTINCT {key} FROM ({to_duckdb(events)})")
+                    events = filled(db, "_events", stream, batch.column_names)
+                    db.execute(f"INSERT INTO _touched {touched(rule, events, rule.keys, snapshot.types)}")
                     db.unregister("_events")
             except (DeltaError, pa.ArrowException) as error:  # the latter for a file of it
                 raise _gone(f"the changelog no longer has what came after version {start}") from error
@@ -325,7 +314,7 @@ class Lake:
         changelog = table(self.config, "changelog", stream.name)
         position, pending, offsets = snapshot.pending_of(key)
 
-        def asked(db: duckdb.DuckDBPyConnection) -> pa.Table:
+        def asked(db: Connection) -> pa.Table:
             wanted = self._want(db, snapshot, key)
             at = {column: wanted[name] for name, column in self._plain(rule).items()}
             how = f"CREATE OR REPLACE TEMP TABLE {EVENTS} AS"
@@ -340,7 +329,7 @@ class Lake:
                     for relation in attached(db, self.config, stream, position, FILES, partial(may_have, at)):
                         add(relation, provisional=False)
                 if pending is not None or position is None:
-                    rows = Bag(db, PENDING, changelog_columns(stream))
+                    rows = ArrowSource(db, PENDING, changelog_columns(stream))
                     if pending is not None:
                         rows.put(pending)
                     add(PENDING, provisional=True)
@@ -362,29 +351,24 @@ class Lake:
 
     def _events(self, rule: Rule, changelog: str) -> str:
         """DuckDB's SQL: the store's events of the key that is wanted."""
-        keys = ", ".join(map(spark_quoted, rule.key_columns))
         # Of a key that is a column's value, only the rows that have it get through the scan.
-        plain = [
-            f"{spark_quoted(column)} = (SELECT {spark_quoted(name)} FROM {WANTED})"
-            for name, column in self._plain(rule).items()
-        ]
+        pairs = {spark_quoted(column): spark_quoted(name) for name, column in self._plain(rule).items()}
+        plain = [f"{column} = (SELECT {name} FROM {WANTED})" for column, name in pairs.items()]
         if plain:
             changelog = f"(SELECT * FROM {changelog} WHERE _op <> 'report' OR ({' AND '.join(plain)}))"
-        return to_duckdb(
-            f"SELECT * FROM ({rule.project(changelog, guard=GUARD)}) WHERE ({keys}) IN (SELECT {keys} FROM {WANTED})"
-        )
+        return to_duckdb(project(rule, changelog, WANTED))
 
     def _plain(self, rule: Rule) -> dict[str, str]:
         """The key's columns that are a column of the stream's as it is, and which."""
         types = {column.name.lower(): column.type.upper() for column in self.config.streams[rule.store.stream].columns}
-        found = {}
+        columns = {}
         for key, kind in zip(rule.store.keys, rule.key_types, strict=True):
             column = parse_expression(key.expression)
             if isinstance(column, exp.Column) and not column.table and types.get(column.name.lower()) == kind.upper():
-                found[key.name] = column.name
-        return found
+                columns[key.name] = column.name
+        return columns
 
-    def _want(self, db: duckdb.DuckDBPyConnection, snapshot: Snapshot, wanted: Sequence[str]) -> dict[str, Any]:
+    def _want(self, db: Connection, snapshot: Snapshot, wanted: Sequence[str]) -> dict[str, Any]:
         """Have a key as the relation :data:`WANTED`; its columns' values."""
         assert snapshot.rule is not None
         key = dict(zip(snapshot.rule.key_columns, snapshot.key(wanted), strict=True))
@@ -401,8 +385,8 @@ def _gone(detail: str) -> Problem:
 
 def _unwindowed(rule: Rule) -> Rule:
     """The same rule without windows: an event once, and not in each of its windows."""
-    kept = {k: v for k, v in rule.store.definition.items() if k not in ("window", "retention")}
-    store = Store.model_validate({**kept, "name": rule.store.name})
+    definition = {k: v for k, v in rule.store.definition.items() if k not in ("window", "retention")}
+    store = Store.model_validate({**definition, "name": rule.store.name})
     return replace(rule, store=store)
 
 

@@ -7,13 +7,16 @@ from collections.abc import Callable
 
 from api.engine.deadline import LOOK
 from api.engine.places import Places
-from api.errors import Problem
+from api.errors import Problem, bad_parameter
 from api.replica.replica import Replica
 from api.replica.snapshot import Snapshot
 from statehouse.config.models import Store
 
+Fresh = Callable[[Snapshot], Snapshot]
+Gone = Callable[[], bool]
 
-class After:
+
+class ReadYourWrites:
     """One request's write, which it waits for until ``seconds`` are over, or its caller is ``gone``, in one of so many ``places``;
     ``fresh`` makes of a store's state what its answer is of.
 
@@ -21,24 +24,13 @@ class After:
     """
 
     def __init__(
-        self,
-        replica: Replica,
-        store: Store,
-        token: str,
-        seconds: float,
-        fresh: Callable[[Snapshot], Snapshot],
-        places: Places,
-        gone: Callable[[], bool],
+        self, replica: Replica, store: Store, token: str, seconds: float, fresh: Fresh, places: Places, gone: Gone
     ) -> None:
         topic, *place = token.rsplit(":", 2)
         expected = replica.config.streams[store.stream].topic
-        if (
-            topic != expected
-            or len(place) != 2
-            or not all(p.isascii() and p.isdecimal() and len(p) < 19 for p in place)
-        ):
-            detail = f"after: found {token[:100]!r}, expected a write's token, {expected}:PARTITION:OFFSET"
-            raise Problem(400, "bad-parameter", detail)
+        are_numbers = all(part.isascii() and part.isdecimal() and len(part) < 19 for part in place)
+        if topic != expected or len(place) != 2 or not are_numbers:
+            raise bad_parameter("after", token, f"a write's token, {expected}:PARTITION:OFFSET")
         self._replica, self._store, self._token, self._fresh = replica, store.name, token, fresh
         self._place = int(place[0]), int(place[1])
         self._places, self._gone = places, gone

@@ -11,7 +11,6 @@ import select
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
 
 from api.engine.deadline import LOOK, Deadline, Turns
 from api.errors import Problem
@@ -96,12 +95,8 @@ class SqlProcess:
 
 def tables(config: Config) -> dict[str, str]:
     """The tables that a statement may name, and where they are."""
-    names: list[tuple[str, Iterable[str]]] = [
-        ("state", config.stores),
-        ("changelog", config.streams),
-        ("quarantine", config.streams),
-    ]
-    found = {f"{kind}.{name}": table(config, kind, name) for kind, those in names for name in those}
+    kinds = {"state": list(config.stores), "changelog": list(config.streams), "quarantine": list(config.streams)}
+    paths = {f"{kind}.{name}": table(config, kind, name) for kind, names in kinds.items() for name in names}
     routed = [route.to.table for route in config.routes.values() if route.to.table]
-    found |= {f"routes.{name}": table(config, "routes", name) for name in routed}
-    return found | ({"tasks": tasks_table(config)} if config.tasks is not None else {})
+    paths |= {f"routes.{name}": table(config, "routes", name) for name in routed}
+    return paths | ({"tasks": tasks_table(config)} if config.tasks is not None else {})

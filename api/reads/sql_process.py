@@ -28,8 +28,7 @@ import duckdb
 import pyarrow as pa
 
 from api.engine.delta import pin
-from api.engine.duck import ROWS, literal, quoted
-from statehouse.places import S3, duckdb_secret, scheme
+from api.engine.duck import ROWS, Connection, literal, quoted, reach
 from statehouse.tables import opened
 
 LENGTH = struct.Struct(">Q")
@@ -39,11 +38,8 @@ NO_MEMORY = "the statement needed more memory than it may have"
 NICE = 10  # others go first
 # What callers of the other routes do not see either: of a state the reducer's own columns begin so.
 HIDDEN = "_"
-FUNCTIONS = (
-    "unnest",
-    "range",
-    "generate_series",
-)  # that may be in FROM; others read files, or run SQL that is nowhere looked at
+# Functions that may be in FROM; others read files, or run SQL that is nowhere looked at.
+FUNCTIONS = ("unnest", "range", "generate_series")
 SETTINGS = ("current_setting", "getvariable")  # functions that show what is no row of a table
 NAME = 6  # bytes at least of a value in JSON, beside its name
 LOCKED = (
@@ -94,7 +90,7 @@ def answer(statement: Statement) -> Result | Failure:
             return Failure(NO_MEMORY if "bad_alloc" in str(error) else str(error))
 
 
-def _run(db: duckdb.DuckDBPyConnection, statement: Statement) -> Result | Failure:
+def _run(db: Connection, statement: Statement) -> Result | Failure:
     nodes = list(_nodes(_parsed(db, statement.sql)))
     functions = {node["function"]["function_name"].lower() for node in nodes if node.get("type") == "TABLE_FUNCTION"}
     if wrong := functions - set(FUNCTIONS):
@@ -125,17 +121,17 @@ def _run(db: duckdb.DuckDBPyConnection, statement: Statement) -> Result | Failur
     return Result(sink.getvalue().to_pybytes(), more, versions)
 
 
-def _parsed(db: duckdb.DuckDBPyConnection, sql: str) -> Any:
+def _parsed(db: Connection, sql: str) -> Any:
     """A statement as DuckDB's parser takes it apart, before anything is looked up. Raises its error where that is not one SELECT."""
-    kinds = [found.type.name for found in db.extract_statements(sql)]
+    kinds = [statement.type.name for statement in db.extract_statements(sql)]
     if kinds != ["SELECT"]:
         raise duckdb.ParserException(f"found {', '.join(kinds) or 'no statement'}, expected one SELECT")
     row = db.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchone()
     assert row is not None
-    found = json.loads(row[0])
-    if found["error"]:
-        raise duckdb.ParserException(found["error_message"])
-    return found["statements"]
+    tree = json.loads(row[0])
+    if tree["error"]:
+        raise duckdb.ParserException(tree["error_message"])
+    return tree["statements"]
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
@@ -162,7 +158,7 @@ def _fit(batch: pa.RecordBatch, rows: int, room: int) -> int:
     return min(rows, fit)
 
 
-def _views(db: duckdb.DuckDBPyConnection, tables: Mapping[str, str]) -> dict[str, int]:
+def _views(db: Connection, tables: Mapping[str, str]) -> dict[str, int]:
     """Make some tables; the version of each, whatever is committed meanwhile."""
     versions: dict[str, int] = {}
     files: list[str] = []
@@ -170,7 +166,7 @@ def _views(db: duckdb.DuckDBPyConnection, tables: Mapping[str, str]) -> dict[str
         if (delta := opened(path)) is None:
             raise duckdb.CatalogException(f"{name} is not there yet: nothing has been written to it")
         versions[name] = delta.version()
-        _reach(db, path)
+        reach(db, path)
         view = pin(db, path, delta.version(), f"{name}@")
         schema, _, table = name.rpartition(".")
         names = pa.schema(delta.schema().to_arrow()).names
@@ -187,13 +183,6 @@ def _views(db: duckdb.DuckDBPyConnection, tables: Mapping[str, str]) -> dict[str
 def shown(table: str, column: str) -> bool:
     """Whether a statement sees a column of a table."""
     return not table.startswith("state.") or not column.startswith(HIDDEN)
-
-
-def _reach(db: duckdb.DuckDBPyConnection, path: str) -> None:
-    if scheme(path) in S3:
-        for extension in ("httpfs", "aws"):
-            db.execute(f"LOAD {extension}")
-        db.execute(duckdb_secret())
 
 
 def send(pipe: IO[bytes], message: Any) -> None:

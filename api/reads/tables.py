@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from api.errors import Problem
+from api.errors import unknown
 from api.reads.sql import tables as tables_of
 from statehouse.config.models import Config
 from statehouse.tables import byte_count, opened, row_count
@@ -95,8 +95,7 @@ class Logs:
     def of(self, name: str) -> Log:
         """A table's log as it is now; a problem where there is no such table."""
         if name not in self._logs:
-            detail = f"found {name[:100]!r}, expected one of {', '.join(self._logs)}"
-            raise Problem(404, "unknown-table", detail, tables=list(self._logs))
+            raise unknown("table", name, self._logs)
         return self._logs[name].refresh()
 
 

@@ -11,13 +11,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 from confluent_kafka import Message
 
-from api.engine.duck import quoted, selected
+from api.engine.duck import Connection, quoted, selected
 from api.engine.fold import GUARD
-from api.engine.prepared import Bag, Prepared
+from api.engine.prepared import ArrowSource, Prepared
 from api.replica.lookup import Lookups
 from statehouse.alike import check_stream, kind_of, nulled
 from statehouse.config.models import Store, Stream
@@ -48,6 +47,7 @@ RECORDS = {
     "_order_header": pa.large_binary(),
     "_log_time": TIME,  # when it was read
 }
+HEADERS = OP_HEADER, STORE_HEADER, ID_HEADER, ORDER_HEADER  # in the order of their columns
 HANDED = ("_op_header", "_store_header", "_key", "_bytes", "_schema_header", "_order_header")  # to the decoder
 IN_ORDER = f"_op IN ('{REPORT}', 'purge')"  # what has its rank from its payload, where it does not give it itself
 PLACED = {
@@ -86,18 +86,7 @@ def record(
         key = key.decode() if isinstance(key, bytes) else key
     except UnicodeDecodeError:
         key = None
-    return (
-        topic,
-        partition,
-        offset,
-        usable_time(timestamp),
-        key,
-        value,
-        by_name.get(OP_HEADER),
-        by_name.get(STORE_HEADER),
-        by_name.get(ID_HEADER),
-        by_name.get(ORDER_HEADER),
-    )
+    return topic, partition, offset, usable_time(timestamp), key, value, *map(by_name.get, HEADERS)
 
 
 class Parser:
@@ -109,7 +98,7 @@ class Parser:
 
     def __init__(
         self,
-        db: duckdb.DuckDBPyConnection,
+        db: Connection,
         stream: Stream,
         rules: Iterable[Rule],
         stores: Sequence[Store],
@@ -118,18 +107,18 @@ class Parser:
         check_stream(stream)
         self._decoder, self._stream = decoder_for(stream, stores, rules), stream
         columns = stream.types | PLACED | dict.fromkeys((*SAID, *([RANK] if stream.ranked else [])), "STRING")
-        self._events, self._lookups = Bag(db, "_decoded", columns), Lookups(db, stream)
+        self._events, self._lookups = ArrowSource(db, "_decoded", columns), Lookups(db, stream)
         query = f"({_query(stream, '_decoded', self._lookups)})"
         self._query = Prepared(db, "_parsed", f"SELECT *, {selected(more)} FROM {query}" if more else query)
 
-    def parse(self, found: pa.Table) -> pa.Table:
+    def parse(self, records: pa.Table) -> pa.Table:
         """The rows for the changelog of those records that are not refused. Raises RegistryUnavailable where one has a schema that is not
         known, and the registry does not tell it."""
         self._lookups.refresh()
-        decoded = self._decode(found)
+        decoded = self._decode(records)
         events = pa.Table.from_batches([decoded])
         for name in PLACED:
-            events = events.append_column(name, found[name])
+            events = events.append_column(name, records[name])
         self._events.put(events.filter(events["_reason"].is_null()))
         return self._query.rows()
 
@@ -141,15 +130,15 @@ class Parser:
         known = dict(self._decoder.format.schemas)
         if not (wanted := [id for id in ids if id not in known]):
             return {}
-        found = registry_of(self._stream.registry).find(wanted)
+        schemas = registry_of(self._stream.registry).find(wanted)
         # That there is none of an id may not stay so.
-        if learned := {id: schema for id, schema in found.items() if schema}:
+        if learned := {id: schema for id, schema in schemas.items() if schema}:
             self._stream = grown(self._stream, learned)
             self._decoder = dataclasses.replace(self._decoder.knowing(learned), fields=fields_of(self._stream))
-        return found
+        return schemas
 
-    def _decode(self, found: pa.Table) -> pa.RecordBatch:
-        given = [found[name].to_pylist() for name in HANDED]
+    def _decode(self, records: pa.Table) -> pa.RecordBatch:
+        given = [records[name].to_pylist() for name in HANDED]
         decoded = self._decoder.decode(*given)
         if self._decoder.format.framed and (ids := wanted_by(decoded["_reason"].to_pylist())):
             schemas = self.learn(ids)

@@ -84,9 +84,10 @@ class Recent:
     def since(self, position: int) -> tuple[str, int, list[Key] | None]:
         """The epoch, the position up to which changes are known, and the keys that changed between; None: it is too long ago."""
         with self._lock:
-            found = [batch for batch in self._batches if batch.end > position]
+            newer = [batch for batch in self._batches if batch.end > position]
             epoch, end, known = self.epoch, self.end, position >= self._start
-        return epoch, end, list(dict.fromkeys(k for batch in found for k in keys_of(batch.columns))) if known else None
+        keys = (key for batch in newer for key in keys_of(batch.columns))
+        return epoch, end, list(dict.fromkeys(keys)) if known else None
 
 
 def expired(old: Snapshot, new: Snapshot) -> list[Key]:
@@ -96,13 +97,13 @@ def expired(old: Snapshot, new: Snapshot) -> list[Key]:
         return []
     over = _end_of_retention(rule)
     places = pc.indices_nonzero(pc.less(old.columns["window_start"], pa.scalar(over, old.columns["window_start"].type)))
-    found = [old.key_at(place) for place in places.to_pylist()]
-    found += [key for key, ref in old.overlay.refs.items() if ref.row != ABSENT and key[-1] < over]
-    here = set(new.ours(dict.fromkeys(key[:-1] for key in found)))
-    return [key for key in found if key[:-1] in here and new.now(key) is None]
+    windows = [old.key_at(place) for place in places.to_pylist()]
+    windows += [key for key, ref in old.overlay.refs.items() if ref.row != ABSENT and key[-1] < over]
+    here = set(new.ours(dict.fromkeys(key[:-1] for key in windows)))
+    return [key for key in windows if key[:-1] in here and new.now(key) is None]
 
 
 def _end_of_retention(rule: Rule) -> dt.datetime:
     assert rule.store.windows and rule.store.retention
-    kept = dt.timedelta(microseconds=rule.store.windows[0], milliseconds=milliseconds(rule.store.retention))
-    return dt.datetime.now(dt.timezone.utc).replace(tzinfo=None) - kept
+    retention = dt.timedelta(microseconds=rule.store.windows[0], milliseconds=milliseconds(rule.store.retention))
+    return dt.datetime.now(dt.timezone.utc).replace(tzinfo=None) - retention

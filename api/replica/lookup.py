@@ -14,9 +14,9 @@ import duckdb
 import pyarrow as pa
 
 from api.engine.delta import pin
-from api.engine.duck import literal, quoted
+from api.engine.duck import Connection, literal, quoted
 from api.engine.fold import GUARD
-from api.engine.prepared import Bag
+from api.engine.prepared import ArrowSource
 from statehouse.alike import nulled
 from statehouse.config.models import Lookup, Stream
 from statehouse.spark_sql import quoted as spark_quoted
@@ -32,8 +32,8 @@ log = logging.getLogger("statehouse.api")
 class Lookups:
     """Of one stream, for queries of one cursor."""
 
-    def __init__(self, db: duckdb.DuckDBPyConnection, stream: Stream) -> None:
-        self._bags = [(lookup, Bag(db, _name(lookup), _columns(lookup))) for lookup in stream.lookups]
+    def __init__(self, db: Connection, stream: Stream) -> None:
+        self._sources = [(lookup, ArrowSource(db, _name(lookup), _columns(lookup))) for lookup in stream.lookups]
         self._columns = stream.types
         self._stamps: dict[str, Any] = {}
         self._due = 0.0
@@ -42,13 +42,13 @@ class Lookups:
     def refresh(self) -> None:
         """Read again what has changed. Raises DuckDB's or deltalake's errors for a table that could not be read so far; of another
         one what it was before counts."""
-        if not self._bags or time.monotonic() < self._due:
+        if not self._sources or time.monotonic() < self._due:
             return
         self._due = time.monotonic() + SECONDS
-        for lookup, bag in self._bags:
+        for lookup, source in self._sources:
             try:
                 if (stamp := _stamp(lookup.table)) != self._stamps.get(lookup.name):
-                    bag.put(table_of(lookup))
+                    source.put(table_of(lookup))
                     self._stamps[lookup.name] = stamp
             except Exception as error:
                 if lookup.name not in self._stamps:
@@ -57,7 +57,7 @@ class Lookups:
 
     def joined(self, events: str) -> str:
         """A relation with a column more for each lookup; without the events whose key more than one row has."""
-        for lookup, _ in self._bags:
+        for lookup, _ in self._sources:
             keys = (
                 f"_key{i} = CASE WHEN _op = 'report' THEN {GUARD.format(to_duckdb(nulled(by, self._columns)))} END"
                 for i, (_, by) in enumerate(lookup.matches)
@@ -74,8 +74,8 @@ def table_of(lookup: Lookup) -> pa.Table:
         db.execute("SET TimeZone = 'UTC'")
         relation = _relation(db, lookup.table)
         described = db.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()
-        found = {name.strip().lower(): (name, kind) for name, kind, *_ in described}
-        cells = {c.name: _cell(*found[c.name.lower()], c.type) for c in lookup.columns}
+        names = {name.strip().lower(): (name, kind) for name, kind, *_ in described}
+        cells = {c.name: _cell(*names[c.name.lower()], c.type) for c in lookup.columns}
         row = ", ".join(f"{quoted(name)} := {cell}" for name, cell in cells.items())
         keys = {f"_key{i}": cells[column.name] for i, (column, _) in enumerate(lookup.matches)}
         named = ", ".join(f"{cell} AS {name}" for name, cell in keys.items())
@@ -92,7 +92,7 @@ def _cell(name: str, given: str, kind: str) -> str:
     return to_duckdb(within_years("_cell", kind)).replace("_cell", f"TRY_CAST({quoted(name)} AS {duckdb_type(kind)})")
 
 
-def _relation(db: duckdb.DuckDBPyConnection, path: str) -> str:
+def _relation(db: Connection, path: str) -> str:
     if path.lower().endswith(".csv"):
         how = """header = true, all_varchar = true, delim = ',', quote = '"', escape = '"'"""
         return f"read_csv({literal(path)}, {how})"
@@ -105,8 +105,8 @@ def _stamp(path: str) -> Any:
     """What changes when a table does."""
     if (delta := opened(path)) is not None:
         return str(delta.metadata().id), delta.version()
-    found: Iterable[Path] = Path(path).iterdir() if Path(path).is_dir() else [Path(path)]
-    return sorted((str(file), os.stat(file).st_mtime_ns, os.stat(file).st_size) for file in found)
+    files: Iterable[Path] = Path(path).iterdir() if Path(path).is_dir() else [Path(path)]
+    return sorted((str(file), os.stat(file).st_mtime_ns, os.stat(file).st_size) for file in files)
 
 
 def _name(lookup: Lookup) -> str:

@@ -16,7 +16,7 @@ from sqlglot import exp
 from api.engine.columns import Key, keys_of
 from api.engine.duck import casts, quoted, selected
 from api.engine.fold import GUARD, Fold
-from api.engine.prepared import Bag, Prepared, cursor
+from api.engine.prepared import ArrowSource, Prepared, cursor
 from api.replica.overlay import NUMBER, Rows
 from statehouse.config.models import Stream
 from statehouse.fold import Rule
@@ -62,7 +62,8 @@ class PendingEvents:
     def __init__(self, fold: Fold, stream: Stream, types: Mapping[str, str]) -> None:
         self._db, self._fold, self._types = cursor(fold.db), fold, types
         rule, columns = fold.rule, changelog_columns(stream)
-        self._events, self._before = Bag(self._db, EVENTS, columns), Bag(self._db, BEFORE, rule.state_columns)
+        self._events = ArrowSource(self._db, EVENTS, columns)
+        self._before = ArrowSource(self._db, BEFORE, rule.state_columns)
         keys = keyed(rule, types)
         self._names, self._columns = list(keys), list(columns)
         self._keys = Prepared(self._db, "_keys", f"SELECT {selected(keys)} FROM {EVENTS}")

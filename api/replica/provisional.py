@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 
 from api.engine.columns import Key
+from api.engine.duck import Connection
 from api.engine.prepared import cursor
 from api.replica.arrivals import Parser
 from api.replica.fold_thread import FoldThread
@@ -47,12 +47,7 @@ class ProvisionalState:
     """One stream's; thread-safe. ``stores`` are its stores, ``changes`` is told of what readers may wait for."""
 
     def __init__(
-        self,
-        db: duckdb.DuckDBPyConnection,
-        config: Config,
-        stream: Stream,
-        stores: Sequence[StoreState],
-        changes: ChangeSignal,
+        self, db: Connection, config: Config, stream: Stream, stores: Sequence[StoreState], changes: ChangeSignal
     ) -> None:
         self.locks = StreamLocks()
         self._config, self._stream, self._stores, self._changes = config, stream, stores, changes

@@ -21,24 +21,21 @@ from api.engine.deadline import Deadline
 from api.engine.duck import ROWS, casts, quoted
 from api.engine.exact_json import dumps
 from api.engine.pool import Pool
-from api.engine.where import Where
-from api.replica.snapshot import BYTES, Inside, Snapshot
+from api.replica.snapshot import ALL, BYTES, After, Selection, Snapshot
 from api.replica.sorted_version import Row
-from api.replica.storage import epoch_of, within
+from api.replica.storage import placed, rule_of, within
 from statehouse.config.models import Config, Store
-from statehouse.errors import StatehouseError
-from statehouse.tables import folded, generation, rows_and_bytes, stored_rule, table
+from statehouse.tables import folded, rows_and_bytes, table
 
 
 @dataclass(eq=False)
 class ReadThrough(Snapshot):
-    """A version of a store's table that stays where it is."""
+    """A version of a store's table that stays where it is; its methods are a snapshot's."""
 
     pool: Pool | None = None
     path: str = ""
 
     def get(self, parts: Sequence[str]) -> Row | None:
-        """As :meth:`Snapshot.get`."""
         return self._find_all([parts])[0]
 
     def at_once(self, parts: Sequence[str]) -> None:
@@ -65,35 +62,26 @@ class ReadThrough(Snapshot):
         return [rows[key][0] if key in rows else None for key in wanted]
 
     def page(
-        self,
-        after: Sequence[str] | None,
-        limit: int,
-        bounds: tuple[Key, Inside | None] = ((), None),
-        where: Where | None = None,
-        settled: bool = False,
-        deadline: Deadline | None = None,
+        self, after: After, limit: int, of: Selection = ALL, deadline: Deadline | None = None
     ) -> tuple[Columns, bool]:
-        """As :meth:`Snapshot.page`."""
         if self.rule is None:
             return {}, False
-        least, inside = bounds
         conditions: list[str] = []
         bound: list[Any] = []
-        for key, operator in ((least, ">="), (self.key(after) if after is not None else (), ">")):
+        for key, operator in ((of.least, ">="), (self.key(after) if after is not None else (), ">")):
             if key:
-                conditions.append(
-                    f"({', '.join(map(quoted, list(self.rule.keys)[: len(key)]))}) {operator} ({', '.join('?' * len(key))})"
-                )
+                names = ", ".join(map(quoted, list(self.rule.keys)[: len(key)]))
+                conditions.append(f"({names}) {operator} ({', '.join('?' * len(key))})")
                 bound += key
-        if where:
-            conditions.append(where.sql)
-            bound += where.bound
+        if of.where:
+            conditions.append(of.where.sql)
+            bound += of.where.bound
         selected = self._select(conditions, bound, limit, deadline)
         fit = fitting(selected, limit, BYTES, some=True)
         more = count(selected) == limit or fit < count(selected)
         rows = self.public({name: column[:fit] for name, column in selected.items()})
-        if inside is not None:
-            ends = sum(1 for _ in itertools.takewhile(inside, keys_of(rows[name] for name in self.rule.keys)))
+        if of.inside is not None:
+            ends = sum(1 for _ in itertools.takewhile(of.inside, keys_of(rows[name] for name in self.rule.keys)))
             more = more and ends == count(rows)
             rows = {name: column[:ends] for name, column in rows.items()}
         return rows, more
@@ -118,21 +106,10 @@ def of_table(pool: Pool, config: Config, store: Store, version: int) -> ReadThro
     """A version of a store's table as what callers read. Raises StatehouseError where it is not one of ours."""
     path = table(config, "state", store.name)
     delta = DeltaTable(path, version=version)
-    rule = stored_rule(delta, store.name)
-    if rule is None:
-        raise StatehouseError(f"{path} has no definition: it was not made by statehouse")
+    rule = rule_of(delta, path, store)
     with pool.table(path, version) as (db, name):
         types = duck.types(db, name)
         none = db.execute(f"SELECT {casts(types)} FROM {name} LIMIT 0").to_arrow_table(ROWS)
-    return ReadThrough(
-        rule,
-        version,
-        generation(delta),
-        epoch_of(delta),
-        position=folded(delta),
-        keys=rows_and_bytes(path, version)[0],
-        columns={n: pa.array([], none[n].type) for n in types},
-        types=types,
-        pool=pool,
-        path=path,
-    )
+    columns, keys = {n: pa.array([], none[n].type) for n in types}, rows_and_bytes(path, version)[0]
+    snapshot = ReadThrough(rule, keys=keys, columns=columns, types=types, pool=pool, path=path)
+    return placed(snapshot, delta, version, folded(delta), None)

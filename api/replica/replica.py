@@ -17,14 +17,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import duckdb
-
 from api.engine import duck
 from api.engine.columns import Key
 from api.engine.delta_log import Log, Mark
+from api.engine.duck import Connection
 from api.engine.pool import Pool
 from api.engine.shards import Shards
 from api.replica.locks import ChangeSignal
+from api.replica.provisional import ProvisionalState
 from api.replica.snapshot import Snapshot
 from api.replica.store import FollowedStore, first_line
 from api.replica.stream import FollowedStream
@@ -53,7 +53,8 @@ class Replica:
         self._streams: dict[str, FollowedStream] = {}
         for name, stream in config.streams.items():
             stores = [store for store in self._stores.values() if store.store.stream == name]
-            self._streams[name] = FollowedStream(self._db, config, stream, stores, self._changes)
+            provisional = ProvisionalState(self._db, config, stream, stores, self._changes)
+            self._streams[name] = FollowedStream(config, stream, provisional, self._changes)
             for store in stores:
                 store.stream = self._streams[name]
         self._failures = {part: Log(failures_table(config, part)) for part in ("ingest", "merge")}
@@ -95,7 +96,7 @@ class Replica:
                 return frozenset()
         return shards
 
-    def cursor(self) -> duckdb.DuckDBPyConnection:
+    def cursor(self) -> Connection:
         """A cursor for SQL over what is here; to be closed."""
         return self._connection.cursor()
 

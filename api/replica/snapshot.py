@@ -30,6 +30,21 @@ MOST_BYTES = 16 * BYTES  # that are looked through at once
 SHORTEST, LONGEST = 16, 4096  # rows that a scan takes at once
 AT_ONCE = 5000  # keys that are folded while what is new waits
 Inside = Callable[[Key], bool]
+Refs = Mapping[Key, RowRef]
+After = Sequence[str] | None  # the key, as text, after which rows are wanted; None: from the first one on
+
+
+class Selection(NamedTuple):
+    """What a scan is of: the keys from one on (or from some first parts of one), as long as a test holds, whose rows meet a condition.
+    ``at_once``: what is pending of them was folded before the first page, and as of then will do."""
+
+    least: Key = ()
+    inside: Inside | None = None  # its first failure ends the scan
+    where: Where | None = None
+    at_once: bool = False
+
+
+ALL = Selection()
 
 
 class Pending(NamedTuple):
@@ -119,29 +134,20 @@ class Snapshot(SortedVersion):
         return [self.shown_row(row) for row in self.rows(rows)]
 
     def page(
-        self,
-        after: Sequence[str] | None,
-        limit: int,
-        bounds: tuple[Key, Inside | None] = ((), None),
-        where: Where | None = None,
-        settled: bool = False,
-        deadline: Deadline | None = None,
+        self, after: After, limit: int, of: Selection = ALL, deadline: Deadline | None = None
     ) -> tuple[Columns, bool]:
         """The next states in the order of the key's columns, after a key that need not be there any more, and whether there may be
         more: they are at most ``limit``, and about :data:`BYTES`.
 
-        ``bounds``: the key (or some first parts of one) to begin with, and a test whose first failure ends the scan;
-        ``where``: a condition that each of them meets. ``settled``: as of when :meth:`settle` was called will do.
         Raises ValueError where a part of ``after`` is not of its column's type, and a problem where it is not made by the deadline.
         """
         if self.rule is None:
             return {}, False
-        least, inside = bounds
         last = self.key(after) if after is not None else ()
-        begun = after is not None and last >= least
+        begun = after is not None and last >= of.least
         rows: list[Columns] = []
         left, room = limit, BYTES
-        for run in self._runs(last if begun else least, inside, begun, limit, where, settled, deadline):
+        for run in self._runs(last if begun else of.least, of.inside, begun, limit, of.where, of.at_once, deadline):
             fit = fitting(run, left, room, some=left == limit)
             rows.append({name: column[:fit] for name, column in run.items()})
             left -= fit
@@ -225,12 +231,7 @@ class Snapshot(SortedVersion):
         return refs, joined([*rows, held.take(here, self.columns)] if here else rows)
 
     def change(
-        self,
-        keys: Sequence[Key],
-        present: Sequence[bool],
-        rows: Columns,
-        refs: Mapping[Key, RowRef],
-        position: int | None,
+        self, keys: Sequence[Key], present: Sequence[bool], rows: Columns, refs: Refs, position: int | None
     ) -> None:
         """What the changelog says: put keys into the overlay, with the ``rows`` of those that are present, and move the
         position: at once, for those who scan. ``refs`` has what is known of where they are. A key that is shown ahead of the
@@ -269,9 +270,7 @@ class Snapshot(SortedVersion):
             self.overlay.tidy()
             self.ahead = {}
 
-    def lay(
-        self, of: Iterable[Key], keys: Sequence[Key], present: Sequence[bool], rows: Columns, refs: Mapping[Key, RowRef]
-    ) -> None:
+    def lay(self, of: Iterable[Key], keys: Sequence[Key], present: Sequence[bool], rows: Columns, refs: Refs) -> None:
         """Show keys (and windows) ahead of the changelog: what all that is pending ``of`` some keys makes of them. ``refs`` has
         where they are by the changelog."""
         overlay = self.overlay
@@ -308,7 +307,7 @@ class Snapshot(SortedVersion):
         return itertools.takewhile(lambda window: window[:-1] == key, self.overlay.refs.irange(key))
 
     def _placed(
-        self, keys: Sequence[Key], present: Sequence[bool], number: int, refs: Mapping[Key, RowRef]
+        self, keys: Sequence[Key], present: Sequence[bool], number: int, refs: Refs
     ) -> Iterator[tuple[Key, RowRef, RowRef]]:
         """Where keys are by the changelog, and where they are with rows of the overlay from a number on."""
         for key, is_present in zip(keys, present, strict=True):

@@ -15,15 +15,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import duckdb
 import pyarrow as pa
 from deltalake import DeltaTable
 
 from api.engine import duck
-from api.engine.delta import pin, unpin
-from api.engine.duck import cast, casts, quoted
+from api.engine.delta import pinned
+from api.engine.duck import Connection, cast, casts, quoted
 from api.engine.shards import Shards
 from api.replica.snapshot import Snapshot
 from statehouse.config.models import Config, Store
@@ -35,6 +34,7 @@ from statehouse.tables import definition_of, folded, generation, stored_rule, ta
 from statehouse.transpile import to_duckdb
 
 SOME = 100_000  # rows of a chunk, where few are expected
+Read = TypeVar("Read", bound=Snapshot)
 log = logging.getLogger("statehouse.api")
 
 
@@ -59,21 +59,15 @@ def read_file(
         return None
     delta = DeltaTable(table(config, "state", store.name), version=version)
     rule = stored_rule(delta, store.name)
-    if (
-        rule is None
-        or metadata["of"] != _contents(epoch_of(delta), rule, shards)
-        or not (least or 0) <= metadata["version"] <= version
-    ):
+    if rule is None or metadata["of"] != _contents(epoch_of(delta), rule, shards):
+        return None
+    if not (least or 0) <= metadata["version"] <= version:
         return None
     snapshot = of_table(rows, rule, metadata["types"])
-    snapshot.version, snapshot.position = metadata["version"], metadata["position"]
-    snapshot.generation, snapshot.epoch, snapshot.shards = generation(delta), epoch_of(delta), shards
-    return snapshot
+    return placed(snapshot, delta, metadata["version"], metadata["position"], shards)
 
 
-def load_by_file(
-    db: duckdb.DuckDBPyConnection, config: Config, store: Store, version: int, shards: Shards | None
-) -> Snapshot:
+def load_by_file(db: Connection, config: Config, store: Store, version: int, shards: Shards | None) -> Snapshot:
     """A version of the state's table, by way of the file. Where that cannot be written, it is in memory as always.
 
     One process of a machine reads the table, the others wait for its file.
@@ -130,45 +124,47 @@ def _locked(config: Config, store: Store) -> Iterator[None]:
 
 
 def load(
-    cursor: duckdb.DuckDBPyConnection,
-    config: Config,
-    store: Store,
-    version: int,
-    wanted: str | None = None,
-    shards: Shards | None = None,
+    db: Connection, config: Config, store: Store, version: int, wanted: str | None = None, shards: Shards | None = None
 ) -> Snapshot:
     """A version of a store's state table, copied into memory; of ``wanted``, a table of keys, only those, and only those in some
     ``shards``. The connection is for this alone then."""
     path = table(config, "state", store.name)
     delta = DeltaTable(path, version=version)
-    position, rule = folded(delta), stored_rule(delta, store.name)
-    if rule is None:
-        raise StatehouseError(f"{path} has no definition: it was not made by statehouse")
+    rule = rule_of(delta, path, store)
     names = ", ".join(map(quoted, rule.key_columns))
     tests = within(rule)
     if wanted:
         tests.append(f"({names}) IN (SELECT {names} FROM {wanted})")
-    try:
-        pin(cursor, path, version, "lake")
-        types = duck.types(cursor, "lake")
+    with pinned(db, path, version, "lake"):
+        types = duck.types(db, "lake")
         order = ", ".join(map(quoted, rule.keys))
         # Moments are made plain UTC below: DuckDB asks its calendar for each of them, half of the time that this takes.
         columns = casts(types, but="TIMESTAMP")
         chunk = SOME
         if shards:
-            shards.declare(cursor, "_here")
+            shards.declare(db, "_here")
             tests = [f"_here({', '.join(cast(name, types[name]) for name in rule.key_columns)})", *within(rule)]
         elif not wanted:  # all as one chunk, or they would have to be copied together; but it is allocated at once
-            ((rows,),) = cursor.execute("SELECT count(*) FROM lake").fetchall()
+            ((rows,),) = db.execute("SELECT count(*) FROM lake").fetchall()
             chunk = max(1, rows)
         where = f"WHERE {' AND '.join(tests)}" if tests else ""
-        table_rows = cursor.execute(f"SELECT {columns} FROM lake {where} ORDER BY {order}").to_arrow_table(chunk)
-    finally:
-        unpin(cursor, "lake")
-    snapshot = of_table(table_rows, rule, types)
-    snapshot.version, snapshot.position = version, position
-    snapshot.generation, snapshot.epoch, snapshot.shards = generation(delta), epoch_of(delta), shards
+        table_rows = db.execute(f"SELECT {columns} FROM lake {where} ORDER BY {order}").to_arrow_table(chunk)
+    return placed(of_table(table_rows, rule, types), delta, version, folded(delta), shards)
+
+
+def placed(snapshot: Read, delta: DeltaTable, version: int, position: int | None, shards: Shards | None) -> Read:
+    """A snapshot of some rows, which is told what they are of."""
+    snapshot.version, snapshot.position, snapshot.shards = version, position, shards
+    snapshot.generation, snapshot.epoch = generation(delta), epoch_of(delta)
     return snapshot
+
+
+def rule_of(delta: DeltaTable, path: str, store: Store) -> Rule:
+    """The rule that a table's states are folded by. Raises StatehouseError where the table is not one of ours."""
+    rule = stored_rule(delta, store.name)
+    if rule is None:
+        raise StatehouseError(f"{path} has no definition: it was not made by statehouse")
+    return rule
 
 
 def within(rule: Rule) -> list[str]:

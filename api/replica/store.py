@@ -19,6 +19,7 @@ from api.engine import duck
 from api.engine.change_feed import can_follow
 from api.engine.columns import Key
 from api.engine.delta_log import Log, Mark
+from api.engine.duck import Connection
 from api.engine.memory import give_back
 from api.engine.pool import Pool
 from api.engine.shards import Shards
@@ -43,7 +44,7 @@ class FollowedStore(StoreState):
     """A store and what this process knows of it. Its methods are for the replica's thread; fields are replaced as wholes: a reader needs no
     lock."""
 
-    def __init__(self, config: Config, store: Store, db: duckdb.DuckDBPyConnection, pool: Pool) -> None:
+    def __init__(self, config: Config, store: Store, db: Connection, pool: Pool) -> None:
         super().__init__()
         self.store, self.log = store, Log(table(config, "state", store.name))
         self.stream: FollowedStream  # which the replica makes of its stores

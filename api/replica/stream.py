@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 
-import duckdb
 import pyarrow as pa
 from deltalake import DeltaTable
 
@@ -13,7 +11,7 @@ from api.engine.change_feed import feed
 from api.engine.delta_log import Log
 from api.replica.locks import ChangeSignal
 from api.replica.pending import Offsets
-from api.replica.provisional import ProvisionalState, StoreState
+from api.replica.provisional import ProvisionalState
 from api.replica.topic import TopicFollower
 from statehouse.config.models import Config, Stream
 from statehouse.tables import covered, table
@@ -22,18 +20,10 @@ VERSIONS = 1000  # of the changelog, of which it is remembered what they have of
 
 
 class FollowedStream:
-    """One stream, and what its ``stores`` show; all but :meth:`has` is for the replica's thread."""
+    """One stream, and what its stores show; all but :meth:`has` is for the replica's thread."""
 
-    def __init__(
-        self,
-        db: duckdb.DuckDBPyConnection,
-        config: Config,
-        stream: Stream,
-        stores: Sequence[StoreState],
-        changes: ChangeSignal,
-    ) -> None:
-        self.provisional = ProvisionalState(db, config, stream, stores, changes)
-        self.follower = TopicFollower(config, stream, self.provisional, changes)
+    def __init__(self, config: Config, stream: Stream, provisional: ProvisionalState, changes: ChangeSignal) -> None:
+        self.provisional, self.follower = provisional, TopicFollower(config, stream, provisional, changes)
         self.head: int | None = None  # the changelog's newest version
         self._stream, self._log = stream, Log(table(config, "changelog", stream.name))
         self._topic_id: str | None = None  # of the topic that the changelog is of

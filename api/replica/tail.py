@@ -9,25 +9,24 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from api.engine.changelog import CHANGELOG, attach, filled
 from api.engine.columns import Columns, Key, keys_of, taken
-from api.engine.delta import pin, unpin
-from api.engine.duck import ROWS, casts, quoted
-from api.engine.fold import GUARD, Fold, spoken
+from api.engine.delta import pinned, unpin
+from api.engine.duck import ROWS, Connection, quoted
+from api.engine.fold import Fold, spoken, touched
 from api.replica.overlay import RowRef, Rows
 from api.replica.pending import PendingEvents, changed_rows
 from api.replica.snapshot import Snapshot
 from statehouse.config.models import Config
 from statehouse.spark_sql import quoted as spark_quoted
 from statehouse.tables import changelog_columns, generation, opened, table
-from statehouse.transpile import to_duckdb
 
 TOUCHED, PENDING = "_touched", "_pending"
 PART = 5000  # keys
@@ -52,7 +51,7 @@ class FoldResult(NamedTuple):
 class Tail:
     """The fold that goes on from a snapshot. Raises sqlglot's or DuckDB's error where DuckDB has no words for the rule, or others."""
 
-    def __init__(self, db: duckdb.DuckDBPyConnection, snapshot: Snapshot, config: Config) -> None:
+    def __init__(self, db: Connection, snapshot: Snapshot, config: Config) -> None:
         assert snapshot.rule is not None
         self.db, self.config, self.snapshot, self.rule = db.cursor(), config, snapshot, snapshot.rule
         self.types = snapshot.types
@@ -78,9 +77,8 @@ class Tail:
         ready = (generation(delta) if delta else 0) == self.snapshot.generation
         if delta and ready and delta.version() > 0:
             columns = ", ".join(map(quoted, self.rule.tombstone_columns))
-            scan = pin(self.db, tombstones, delta.version(), "_remembered")
-            self.fold.remember(self._query(f"SELECT {columns} FROM {scan}"))
-            unpin(self.db, "_remembered")
+            with pinned(self.db, tombstones, delta.version(), "_remembered") as remembered:
+                self.fold.remember(self._query(f"SELECT {columns} FROM {remembered}"))
         self.ready = ready
         return ready
 
@@ -91,19 +89,18 @@ class Tail:
         self.db.register("_events", events)
         try:
             relation = filled(self.db, "_events", self.stream, events.column_names)
-            touched = self._touched(relation)
-            if not touched:
+            keys = self._touched(relation)
+            if not keys:
                 return FoldResult(head, (), {}, (), (), {}, None)
-            refs, before = self.snapshot.present(touched)
+            refs, before = self.snapshot.present(keys)
             of = None
             if self.snapshot.shards:
                 of = TOUCHED
-                self._name(self.db, touched)
-            folded = self.fold.apply(
-                pa.table(before), relation, lambda: attach(self.db, self.config, self.stream, head), of
-            )
+                self._name(self.db, keys)
+            changelog = partial(attach, self.db, self.config, self.stream, head)
+            folded = self.fold.apply(pa.table(before), relation, changelog, of)
             rows = self._query(changed_rows(self.rule, self.types, quoted(folded)))
-            return FoldResult(head, touched, refs, *self._split(rows), self.fold.absent(head))
+            return FoldResult(head, keys, refs, *self._split(rows), self.fold.absent(head))
         finally:
             self.db.unregister("_events")
             self.db.unregister(TOUCHED)
@@ -222,12 +219,10 @@ class Tail:
 
     def _touched(self, events: str) -> list[Key]:
         """The keys of the store that some events touch and that are here, without windows."""
-        of = ", ".join(map(spark_quoted, self.rule.key_columns))
-        touched = to_duckdb(f"SELECT DISTINCT {of} FROM ({self.rule.project(events, guard=GUARD)})")
-        keys = casts({name: self.types[name] for name in self.rule.key_columns})
-        return self.snapshot.ours(keys_of(self._query(f"SELECT {keys} FROM ({touched})").columns))
+        keys = self._query(touched(self.rule, events, self.rule.key_columns, self.types))
+        return self.snapshot.ours(keys_of(keys.columns))
 
-    def _name(self, db: duckdb.DuckDBPyConnection, keys: Sequence[Key]) -> None:
+    def _name(self, db: Connection, keys: Sequence[Key]) -> None:
         """Keys as the relation :data:`TOUCHED`, until it is unregistered."""
         columns = dict(zip(self.rule.key_columns, zip(*keys, strict=True), strict=True))
         db.register(TOUCHED, pa.table({name: list(values) for name, values in columns.items()}))

@@ -177,10 +177,8 @@ class TopicFollower:
             if arrived := [message for message in messages if message.error() is None]:
                 self._check(SAME_SECONDS)
                 self._learn(arrived)
-                with (
-                    interval.round(),
-                    FOLD_PRIORITY,
-                ):  # once in a round: whenever it is left, the loop takes the interpreter
+                # Once in a round: whenever it is left, the loop takes the interpreter.
+                with interval.round(), FOLD_PRIORITY:
                     self._provisional.arrived(records(arrived))
             if ends := _ends(messages):
                 self._provisional.reached(ends)

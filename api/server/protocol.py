@@ -11,60 +11,30 @@ kept for all of them together (:mod:`api.server.room`).
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import json
 import re
-from collections.abc import Sequence
 from functools import partial
-from http import HTTPStatus
 from typing import Any, NamedTuple
 
 import uvicorn
-from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+from httptools import HttpParserError, HttpParserUpgrade
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from api.engine.shards import listed
 from api.http.context import GONE
 from api.http.point_reads import Fast, Wsgi
+from api.server.head import HEADERS, ReadHeaders, in_ascii, parse_head, parts, problem, unfit
 from api.server.room import Room
 from api.server.wsgi import Bridge
 
 # Longer than proxies keep a connection that they do not use (nginx: 60), or a request may cross its end.
 IDLE_SECONDS = 65
-HEAD, HEADERS = 65_536, 100  # bytes of a request's head beside its key, and how many headers it may have
+HEAD = 65_536  # bytes of a request's head beside its key
 SMALL = 8192  # bytes of a head that is looked at here
-SLICE, AHEAD = (
-    2048,
-    16,
-)  # bytes that are parsed at once; as long as no more requests than that wait for the answers before theirs
+SLICE = 2048  # bytes that are parsed at once
+AHEAD = 16  # requests that may wait for the answers before theirs, until no more bytes are parsed
 ROOM = 32 << 20  # bytes that are kept for slow callers, as of `Room`: of bodies, and as many of answers
 ASK_SECONDS = 1.0  # between two questions whether a caller who sends no more is still there
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-VERSIONS = ("1.0", "1.1")
-HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
 POINT = re.compile(rb"GET (/stores/[\w.~-]+/keys/[\w.~!$&'()*+,;=:@/%-]*) HTTP/1\.1", re.ASCII)
-# Headers that only Flask, or uvicorn, has something to do about.
-THEIRS = {
-    b"content-length",
-    b"expect",
-    b"http2-settings",
-    b"if-none-match",
-    b"origin",
-    b"te",
-    b"trailer",
-    b"transfer-encoding",
-    b"upgrade",
-}
-SHARDS = b"statehouse-shards"  # see api.fleet.client
-WRONG = {  # found and expected, by the status
-    400: ("what is no HTTP/1.1", "a request as of RFC 9112"),
-    408: ("no end of the request's body", "all of it within 'api: max_time', and sooner where much is on its way"),
-    417: ("another header Expect", "Expect: 100-continue, or none"),
-    421: ("a request for another host", "localhost, an address of this machine alone, or one of 'api: hosts'"),
-    431: ("a request's head that is larger", f"at most {{most}} bytes and {HEADERS} headers"),
-    501: ("another Transfer-Encoding", "chunked, or none"),
-    505: ("another version of HTTP", "HTTP/1.1"),
-}
 ANSWER = (
     b"HTTP/1.1 200 OK\r\n%bcontent-type: application/json\r\ncontent-length: %d\r\n"
     b'etag: W/"%b"\r\nvary: Accept-Encoding\r\n\r\n%b'
@@ -106,15 +76,10 @@ def settings(app: Wsgi, fast: Fast, limits: Limits, threads: int, seconds: int) 
     )
 
 
-class Said(NamedTuple):
-    """What the headers of a plain GET say."""
-
-    authorization: str
-    packed: bool  # fewer bytes can be read
-
-
 class Connection(HttpToolsProtocol):
-    """HTTP/1.1 with one caller. A head may take ``IDLE_SECONDS`` to come, from the connection's begin or the last answer on."""
+    """HTTP/1.1 with one caller. A head may take ``IDLE_SECONDS`` to come, from the connection's begin or the last answer on.
+
+    Methods that say nothing are those of :class:`asyncio.Protocol`, httptools' parser and uvicorn's connection."""
 
     def __init__(self, fast: Fast, limits: Limits, bodies: Room, answers: Room, **words: Any) -> None:
         super().__init__(**words)
@@ -125,7 +90,7 @@ class Connection(HttpToolsProtocol):
         self._unread = 0  # bytes that came since the parser had something to say of them
         self._wrong = 400  # the status for what the parser stops at
         self._block = b""  # the last headers as they came
-        self._said: Said | None = None  # what they say
+        self._headers_read: ReadHeaders | None = None  # what they say
         self._rests = 0.0  # since when nothing is to be done, on the loop's clock
         self._running: RequestResponseCycle | None = None  # the request that is being answered
         self._later = b""  # what came of requests that wait until others are answered
@@ -136,13 +101,11 @@ class Connection(HttpToolsProtocol):
         self._piece = 0  # bytes of what it is to read next: they are kept until it has read the last of them
 
     def connection_made(self, transport: Any) -> None:
-        """As of :class:`asyncio.Protocol`."""
         super().connection_made(transport)
         self._rests = self.loop.time()
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As of :class:`asyncio.Protocol`."""
         super().connection_lost(exc)
         self._whole()
         self.resume_writing()
@@ -172,7 +135,6 @@ class Connection(HttpToolsProtocol):
             self._stuck = None
 
     def data_received(self, data: bytes) -> None:
-        """As of :class:`asyncio.Protocol`."""
         if self._refusal:
             return
         if self._later:
@@ -214,16 +176,16 @@ class Connection(HttpToolsProtocol):
     def _answered(self, data: bytes) -> bool:
         """Answer a point read, where nothing comes before it and nobody has to be waited for."""
         line, _, block = data.partition(b"\r\n")
-        found = POINT.fullmatch(line)
-        if not found or (self.cycle is not None and not self.cycle.response_complete):
+        target = POINT.fullmatch(line)
+        if not target or (self.cycle is not None and not self.cycle.response_complete):
             return False
         if block != self._block:  # a caller sends the same ones again and again
-            self._block, self._said = block, said(data, self._limits.hosts)
-        if self._said is None or self.flow.write_paused or self.transport.is_closing():
+            self._block, self._headers_read = block, parse_head(data, self._limits.hosts)
+        if self._headers_read is None or self.flow.write_paused or self.transport.is_closing():
             return False
-        authorization, packed = self._said
+        authorization, packed = self._headers_read
         address = self.client[0] if self.client else ""
-        answer = self._fast.answer(found[1].decode("ascii"), authorization, address, packed)
+        answer = self._fast.answer(target[1].decode("ascii"), authorization, address, packed)
         if answer is None:
             return False
         body, tag = answer
@@ -276,12 +238,10 @@ class Connection(HttpToolsProtocol):
                 self.transport.close()
 
     def on_message_begin(self) -> None:
-        """As of httptools, like the next ones."""
         super().on_message_begin()
         self._within, self._headed, self._head = True, False, 0
 
     def on_url(self, url: bytes) -> None:
-        """A part of the target."""
         self._grow(len(url))
         super().on_url(url)
 
@@ -301,18 +261,15 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         self.url = target
         self.scope["raw_path"], self.scope["query_string"] = parts(target)
-        self.scope["extensions"] = {
-            GONE: {"now": self.transport.is_closing, "ready": self.flow.drain, "next": self._next}
-        }
+        caller: dict[object, object] = {"now": self.transport.is_closing, "ready": self.flow.drain, "next": self._next}
+        self.scope["extensions"] = {GONE: caller}
 
     def on_body(self, body: bytes) -> None:
-        """A part of it."""
         self._unread = 0
         super().on_body(body)
         self._body += len(body)
 
     def on_message_complete(self) -> None:
-        """The request is here."""
         self._unread, self._within = 0, False
         self._whole()
         super().on_message_complete()
@@ -333,7 +290,6 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        """As of uvicorn."""
         self._rests = self.loop.time()
         last = not self.pipeline
         super().on_response_complete()
@@ -381,98 +337,3 @@ class Connection(HttpToolsProtocol):
     def _say(self, status: int) -> None:
         self.transport.write(problem(status, self._date(), self._limits.head))
         self.transport.close()
-
-
-def unfit(
-    version: str, target: bytes, headers: Sequence[tuple[bytes, bytes]], hosts: frozenset[str] | None
-) -> int | None:
-    """The status for a head that RFC 9112 (or 9110) refuses, or that is for another host than ``hosts`` and this machine's."""
-    if version not in VERSIONS:
-        return 505
-    named = [value for name, value in headers if name == b"host"]
-    if len(named) > 1 or (not named and version != "1.0"):
-        return 400
-    if b"://" in target and not target.startswith(b"/"):  # it counts more than the header
-        named = [*named, target.partition(b"://")[2].partition(b"/")[0].partition(b"?")[0]]
-    for host in named:
-        if not (found := HOST.fullmatch(host)):
-            return 400
-        if hosts is not None and not known(found[1].decode("ascii").lower(), hosts):
-            return 421
-    if any(name == b"transfer-encoding" and value.strip().lower() != b"chunked" for name, value in headers):
-        return 501
-    if version != "1.0" and any(name == b"expect" and value.lower() != b"100-continue" for name, value in headers):
-        return 417
-    return None
-
-
-def known(host: str, hosts: frozenset[str]) -> bool:
-    """Whether a host is one of these, or this machine by a name that no name server can give to another one."""
-    if host == "localhost" or host in hosts:
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
-def said(head: bytes, hosts: frozenset[str] | None = None) -> Said | None:
-    """What the headers of a request say, if it is one whole GET without a body that needs no more than an answer; else None."""
-    seen = Seen()
-    try:
-        HttpRequestParser(seen).feed_data(head)
-    except (HttpParserError, HttpParserUpgrade):
-        return None
-    named = dict(seen.headers)
-    if seen.begun != 1 or not seen.whole or len(named) < len(seen.headers) or not THEIRS.isdisjoint(named):
-        return None
-    if named.get(b"connection", b"keep-alive").lower() != b"keep-alive" or len(named) > HEADERS:
-        return None
-    if b"text/html" in named.get(b"accept", b""):  # a screen is Flask's
-        return None
-    if unfit("1.1", b"/", seen.headers, hosts) or listed(named.get(SHARDS, b"0").decode("latin-1")) is None:
-        return None
-    return Said(named.get(b"authorization", b"").decode("latin-1"), b"accept-encoding" in named)
-
-
-class Seen:
-    """What httptools finds in a head."""
-
-    def __init__(self) -> None:
-        self.headers: list[tuple[bytes, bytes]] = []
-        self.begun, self.whole = 0, False
-
-    def on_message_begin(self) -> None:
-        """A request begins."""
-        self.begun += 1
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """A header is here."""
-        self.headers.append((name.lower(), value))
-
-    def on_message_complete(self) -> None:
-        """A request ends."""
-        self.whole = True
-
-
-def in_ascii(data: bytes) -> bytes:
-    """Data that begins with a request's line, in which what is not ASCII is percent-encoded, as curl does not do."""
-    line, end, rest = data.partition(b"\r\n")
-    return data if line.isascii() else re.sub(rb"[\x80-\xff]", lambda byte: b"%%%02X" % byte[0][0], line) + end + rest
-
-
-def parts(target: bytes) -> tuple[bytes, bytes]:
-    """The path and the query of a request's target, which may begin with ``http://host``; neither has a fragment."""
-    path, _, query = target.partition(b"#")[0].partition(b"?")
-    whole = path.startswith(b"/") or b"://" not in path
-    return path if whole else b"/" + path.partition(b"://")[2].partition(b"/")[2], query
-
-
-def problem(status: int, date: bytes, most: int) -> bytes:
-    """An answer to what is no request."""
-    found, expected = WRONG[status]
-    phrase = HTTPStatus(status).phrase
-    detail = f"found {found}, expected {expected}".format(most=most)
-    body = json.dumps({"type": "about:blank", "title": phrase, "status": status, "detail": detail}).encode() + b"\n"
-    head = f"content-type: application/problem+json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-    return f"HTTP/1.1 {status} {phrase}\r\n".encode() + date + head.encode() + body

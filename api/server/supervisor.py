@@ -66,9 +66,8 @@ class Worker:
 
     def __init__(self, config: Config, host: str, port: int) -> None:
         # Not forked: DuckDB's, Kafka's and deltalake's threads would not be there in the copy.
-        self._make = partial(
-            multiprocessing.get_context("spawn").Process, target=work, args=(config, host, port), daemon=True
-        )
+        process = multiprocessing.get_context("spawn").Process
+        self._make = partial(process, target=work, args=(config, host, port), daemon=True)
         self.due = 0.0  # when it may begin, on the monotonic clock
         self.process: BaseProcess | None = None
 

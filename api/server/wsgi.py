@@ -38,7 +38,6 @@ class Bridge:
         self._callers, self._instances = asyncio.Semaphore(PIECES), asyncio.Semaphore(PIECES)
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        """Answer a request."""
         loop = asyncio.get_running_loop()
         given, caller = environ(scope), scope["extensions"][GONE]
         gone, ready = caller["now"], caller["ready"]
@@ -111,7 +110,6 @@ class Answer:
             return self._next()
 
     def go_on(self) -> list[Message]:
-        """The next piece."""
         with self._told():
             return self._next()
 

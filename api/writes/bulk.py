@@ -26,36 +26,36 @@ def records(body: bytes, store: Store, rule: Rule | None, max_key: int) -> list[
         raise refused("bad-body", "no line", f"one for each event, such as {SUCH_AS}")
     if len(lines) > MOST_LINES:
         raise Problem(413, "too-large", f"found {len(lines)} lines, expected at most {MOST_LINES}")
-    made: list[Record] = []
+    accepted: list[Record] = []
     wrong: list[dict[str, Any]] = []
     for number, line in lines:
         try:
-            made.append(_record(line, store, rule, max_key))
+            accepted.append(_record(line, store, rule, max_key))
         except Problem as problem:
             wrong.append({"line": number, "detail": problem.detail, **problem.more})
             if len(wrong) == SHOWN:
                 break
     if wrong:
         raise Problem(400, "bad-lines", f"line {wrong[0]['line']}: {wrong[0]['detail']}; nothing was sent", lines=wrong)
-    return made
+    return accepted
 
 
 def _record(line: bytes, store: Store, rule: Rule | None, max_key: int) -> Record:
-    said = decoded(line, SUCH_AS)
-    if "key" not in said:
+    document = decoded(line, SUCH_AS)
+    if "key" not in document:
         raise refused("bad-key", "no key", f"one, such as {SUCH_AS}")
-    key = parts(said.pop("key"), store, rule)
+    key = parts(document.pop("key"), store, rule)
     if (size := keys.size(key)) > max_key:
         raise refused("key-too-long", f"{size} bytes", f"at most {max_key}", at="key")
-    if "delete" not in said:
+    if "delete" not in document:
         if store.windows:
             advice = f": {store.name} has windows, and a set names none"
             raise refused("windowed-store", "a set", "a delete", advice=advice)
-        return events.set_to(key, said, store, rule)
-    if said.pop("delete") is not True:
+        return events.set_to(key, document, store, rule)
+    if document.pop("delete") is not True:
         raise refused("bad-body", "another value", "true", at="delete")
-    if said:
-        raise refused("bad-body", f"the field {next(iter(said))[:100]!r}", "only key beside delete")
+    if document:
+        raise refused("bad-body", f"the field {next(iter(document))[:100]!r}", "only key beside delete")
     return events.purge(key, store)
 
 

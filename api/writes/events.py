@@ -31,6 +31,14 @@ def set_to(parts: Sequence[str], body: dict[str, Any], store: Store, rule: Rule 
     return _record("set", parts, dumps(_payload(body, store, rule)), store)
 
 
+def checked(value: Any, kind: str, at: str) -> Any:
+    """A value (not null) as it is sent to the topic, or a problem, ``at`` a place in the body, where it is not of a type."""
+    try:
+        return conforming(value, kind)
+    except ValueError as error:
+        raise refused("bad-value", dumps(value)[:100], error, at=at) from None
+
+
 def _record(op: str, parts: Sequence[str], payload: str | None, store: Store) -> Record:
     headers = ((OP_HEADER, op), (STORE_HEADER, store.name))
     return Record(keys.kafka_key(parts, store), payload, headers)
@@ -46,11 +54,7 @@ def _payload(body: dict[str, Any], store: Store, rule: Rule | None) -> dict[str,
     if value is None and reducer.additive:
         raise refused("bad-value", "null", "a value", advice=f": to clear a key of a {reducer.name}, use DELETE")
     if value is not None and rule is not None:
-        try:
-            value = conforming(value, rule.event_type)
-        except ValueError as error:
-            expected = str(error).removeprefix("expected ")
-            raise refused("bad-value", dumps(value)[:100], expected, at="value") from None
+        value = checked(value, rule.event_type, "value")
     agent = body.get("agent", DEFAULT_AGENT)
     if "agent" in body and not reducer.per_agent:
         raise refused("bad-body", "an agent", "none", advice=f": {reducer.name} does not tell agents apart")

@@ -20,6 +20,7 @@ from api.errors import Problem
 HEADER = "statehouse-idempotency-key"
 MOST = 10_000  # keys
 SECONDS = 24 * 3600.0
+Clock = Callable[[], float]
 WAITING = 16  # repeats that wait at once; with those that wait for Kafka they leave threads for the reads
 
 
@@ -34,11 +35,7 @@ class Idempotency:
     """Which keys were used for what, and what was answered; thread-safe."""
 
     def __init__(
-        self,
-        most: int = MOST,
-        seconds: float = SECONDS,
-        waiting: int = WAITING,
-        now: Callable[[], float] = time.monotonic,
+        self, most: int = MOST, seconds: float = SECONDS, waiting: int = WAITING, now: Clock = time.monotonic
     ) -> None:
         self._most, self._seconds, self._now = most, seconds, now
         self._writes: OrderedDict[Hashable, _Write] = OrderedDict()  # the oldest first

@@ -88,14 +88,14 @@ class Producer:
             failure = "the client's queue is full"
         for _ in range(produced):  # also after a failure: how many have arrived is worth telling
             try:
-                found = arrived.get(timeout=max(0.0, until - time.monotonic()))
+                outcome = arrived.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
                 failure = failure or "no acknowledgement"
                 break
-            if isinstance(found, Token):
-                tokens.append(found)
+            if isinstance(outcome, Token):
+                tokens.append(outcome)
             else:
-                failure = failure or found
+                failure = failure or outcome
         if failure:
             raise self._failed(failure, len(tokens), len(records))
         return tokens

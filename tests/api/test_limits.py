@@ -24,8 +24,7 @@ from api import create_app
 from api.engine import deadline
 from api.engine.deadline import Deadline, Turns
 from api.errors import Problem
-from api.http.app import LOOKS, WAITS
-from api.http.context import GONE
+from api.http.context import GONE, LOOKS, WAITS
 from api.http.rate import Rate
 from api.reads import changes, lake
 from api.reads.lake import WAITING, Lake

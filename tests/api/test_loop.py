@@ -15,7 +15,8 @@ import uvicorn
 
 from api.http.context import GONE
 from api.server import protocol
-from api.server.protocol import ROOM, Connection, Limits, Said, in_ascii, parts, said, settings
+from api.server.head import ReadHeaders, in_ascii, parse_head, parts
+from api.server.protocol import ROOM, Connection, Limits, settings
 from api.server.room import Room
 from tests.support.api_lake import eventually
 
@@ -171,14 +172,16 @@ def test_what_else_a_request_says_is_for_flask(serving: Serving, sent: bytes) ->
 
 
 def test_what_the_headers_say() -> None:
-    assert said(request(PATH, b"Authorization: Bearer \xe9", b"Connection: Keep-Alive")) == Said("Bearer \xe9", False)
-    assert said(request(PATH, b"accept-encoding:")) == Said("", True)
+    assert parse_head(request(PATH, b"Authorization: Bearer \xe9", b"Connection: Keep-Alive")) == ReadHeaders(
+        "Bearer \xe9", False
+    )
+    assert parse_head(request(PATH, b"accept-encoding:")) == ReadHeaders("", True)
     whole = request(PATH)
     for wrong in (whole[:-2], whole + b"x", whole * 2, whole.replace(b"\r\n", b"\n"), request(PATH, b"X: 1", b" y")):
-        assert said(wrong) is None
+        assert parse_head(wrong) is None
     for theirs in (b"Expect: 100-continue", b"Upgrade: h2c", b"Transfer-Encoding: chunked", b"Content-Length: 0"):
-        assert said(request(PATH, theirs)) is None
-    assert said(request(PATH, b"X: 1\n\nGET / HTTP/1.1")) is None, "no second one in disguise"
+        assert parse_head(request(PATH, theirs)) is None
+    assert parse_head(request(PATH, b"X: 1\n\nGET / HTTP/1.1")) is None, "no second one in disguise"
 
 
 def test_the_target() -> None:

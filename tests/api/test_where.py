@@ -22,7 +22,7 @@ from api.engine.exact_json import dumps
 from api.engine.where import Where
 from api.errors import Problem
 from api.replica.overlay import ABSENT
-from api.replica.snapshot import Snapshot
+from api.replica.snapshot import Selection, Snapshot
 from api.replica.storage import of_table
 from tests.support.api_lake import configured, rule
 from tests.support.calls import problem
@@ -130,7 +130,9 @@ def test_a_page_is_what_plain_python_says(
     now = {k: v for k, v in {**base, **changed}.items() if v != "gone"}
     right = [{"key": k, "value": v, "event_time": None} for k, v in sorted(now.items()) if after is None or k > after]
     right = [r for r in right if condition is None or condition[1](r)][:limit]
-    assert lines(made.page(None if after is None else [after], limit, where=where)[0]) == [dumps(r) for r in right]
+    assert lines(made.page(None if after is None else [after], limit, Selection(where=where))[0]) == [
+        dumps(r) for r in right
+    ]
     assert made.keys == len(now)
     known = sorted({*base, *changed})
     states = [{"key": key, "value": now[key], "event_time": None} if key in now else None for key in known]
@@ -150,7 +152,7 @@ def test_long_scans_of_many_runs(last: Any, size: int, touched: range, start: in
     made = snapshot(last, base, changed)
     where = None if every else Where("value < 5000", SHOWN, DB.cursor)
     now = {k: v for k, v in {**base, **changed}.items() if v != "gone" and k > f"{start:05}" and (every or v < 5000)}
-    found = made.page([f"{start:05}"], 20_000, where=where)[0]
+    found = made.page([f"{start:05}"], 20_000, Selection(where=where))[0]
     assert list(zip(found["key"].to_pylist(), found["value"].to_pylist(), strict=True)) == sorted(now.items())
 
 
@@ -160,7 +162,7 @@ def test_a_pattern_takes_the_time_of_its_text(last: Any, pattern: str) -> None:
     made = snapshot(last, {"a" * 60: 1.0, "a\nb": 2.0, "a" * 10_000: 3.0, "é" * 1900: 4.0})
     where = Where(f"key LIKE '{pattern}'", SHOWN, DB.cursor)
     right = {"_" * 1900: [4.0], "_\n%": [2.0], "%" * 900 + "_b": [2.0]}
-    assert made.page(None, 10, where=where)[0]["value"].to_pylist() == right.get(pattern, [])
+    assert made.page(None, 10, Selection(where=where))[0]["value"].to_pylist() == right.get(pattern, [])
 
 
 ENDLESS = " OR ".join(f"key LIKE '%{n}_x%'" for n in range(80))  # some seconds
@@ -175,7 +177,7 @@ def test_a_condition_has_its_time(last: Any, leaves: bool) -> None:
     threading.Timer(0.2, gone.set).start()
     begun = time.monotonic()
     with pytest.raises(Problem, match="found no answer within"):
-        made.page(None, 60_000, where=Where(ENDLESS, SHOWN, DB.cursor), deadline=deadline)
+        made.page(None, 60_000, Selection(where=Where(ENDLESS, SHOWN, DB.cursor)), deadline=deadline)
     assert time.monotonic() - begun < 30
 
 
@@ -185,7 +187,7 @@ def test_a_page_has_so_many_bytes(last: Any, monkeypatch: pytest.MonkeyPatch) ->
     for where in (None, Where("value >= 0", SHOWN, DB.cursor)):
         after, found, more = None, [], True
         while more:
-            rows, more = made.page(after, 1000, where=where)
+            rows, more = made.page(after, 1000, Selection(where=where))
             found += rows["value"].to_pylist()
             assert 0 < size(rows) < 16_000
             after = made.last(rows)

@@ -17,6 +17,7 @@ from api import create_app
 from api.replica import arrivals
 from api.replica.provisional import ProvisionalState
 from api.replica.replica import Replica
+from api.replica.snapshot import Selection
 from demo.broker import Broker
 from statehouse.config.models import Config
 from statehouse.fold import Rule
@@ -186,7 +187,7 @@ class Topic:
                 continue
             if way == "first":
                 for least, most in (("", "z"), ("k3", "k6")):
-                    rows, _ = snapshot.page(None, 3, ((least,), lambda key, most=most: key[0] <= most))
+                    rows, _ = snapshot.page(None, 3, Selection((least,), lambda key, most=most: key[0] <= most))
                     assert values(snapshot.rows(rows)) == among(now, name, least, most)[:3]
             assert shown(snapshot, name) == now, name
             assert shown(snapshot.truth(), name) == right(truth, name), name

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from api.http.openapi.contract import Parameter, Place
+from api.http.openapi.contract import Of, Parameter, Scope
 from api.http.openapi.schemas import ANY, COUNT, TEXT, Schema, cursor_pattern, integer, matching, nullable, shown
 from api.reads.lake import CHANGES
 from api.replica.topic import State
 
-POSITION: Schema = {
-    "type": ["integer", "null"],
-    "minimum": 0,
-    "description": "the changelog's version that is reflected",
-}
+POSITION: Schema = {**nullable(COUNT), "description": "the changelog's version that is reflected"}
 NAMES = {"type": "array", "items": TEXT}
-OFFSETS: Schema = {"type": "object", "additionalProperties": COUNT, "description": "the next offset, by partition"}
+INTEGER: Schema = {"type": "integer"}
+BOOLEAN: Schema = {"type": "boolean"}
+LAG = nullable(COUNT)  # milliseconds
+
+
+def counts(about: str) -> Schema:
+    """Numbers by name."""
+    return {"type": "object", "additionalProperties": COUNT, "description": about}
+
+
+OFFSETS = counts("the next offset, by partition")
 # Of an answer that is ahead of its position.
 AHEAD: dict[str, Schema] = {"provisional": {"const": True}, "offsets": OFFSETS}
+REFLECTED = {"position": POSITION, **AHEAD}
 
 
 def record(properties: dict[str, Schema], optional: tuple[str, ...] = (), more: bool = False) -> Schema:
@@ -28,140 +35,132 @@ def record(properties: dict[str, Schema], optional: tuple[str, ...] = (), more: 
 
 
 def listed(items: Schema, **more: Any) -> Schema:
-    """An array."""
     return {"type": "array", "items": items, **more}
+
+
+def paged(row: Schema) -> Schema:
+    """Some rows, and the cursor of the next ones."""
+    return record({"rows": listed(row), "cursor": nullable(TEXT)})
+
+
+def cursor(schema: Of) -> Parameter:
+    """Where the next rows begin."""
+    return Parameter("cursor", "where the page before ended: its `cursor`", schema)
 
 
 def limit(default: int) -> Parameter:
     """How many rows; never more than ``api: max_rows``."""
 
-    def schema(place: Place) -> Schema:
-        most = place.config.api.max_rows
+    def schema(scope: Scope) -> Schema:
+        most = scope.config.api.max_rows
         return {"type": "integer", "minimum": 1, "maximum": most, "default": min(default, most)}
 
     return Parameter("limit", "how many rows at most", schema)
 
 
-def scan_cursor(place: Place) -> Schema:
+def scan_cursor(scope: Scope) -> Schema:
     """The cursor of a scan."""
-    if place.rule is None:
+    if scope.rule is None:
         return TEXT
-    return matching(cursor_pattern(list(place.rule.keys.values())))
+    return matching(cursor_pattern(list(scope.rule.keys.values())))
 
 
-def components(place: Place) -> dict[str, Schema]:
+def components(scope: Scope) -> dict[str, Schema]:
     """A store's own schemas, by the name that the others refer to them by. They have names that tell stores apart: where
     two stores' keys looked like the same thing, a fuzzer would take one store's keys for the other's."""
-    assert place.store is not None
-    return {f"row_{place.store.name}": _row(place), f"state_{place.store.name}": _state(place)}
+    assert scope.store is not None
+    return {f"row_{scope.store.name}": _row(scope), f"state_{scope.store.name}": _state(scope)}
 
 
-def row(place: Place) -> Schema:
+def row(scope: Scope) -> Schema:
     """A row of a store's state as callers see it: a key, or a key and a window."""
-    return _named("row", place)
+    return _named("row", scope)
 
 
-def state(place: Place) -> Schema:
+def state(scope: Scope) -> Schema:
     """The state of a key."""
-    return _named("state", place)
+    return _named("state", scope)
 
 
-def _named(kind: str, place: Place) -> Schema:
-    assert place.store is not None
-    return {"$ref": f"#/components/schemas/{kind}_{place.store.name}"}
+def _named(kind: str, scope: Scope) -> Schema:
+    assert scope.store is not None
+    return {"$ref": f"#/components/schemas/{kind}_{scope.store.name}"}
 
 
-def _row(place: Place) -> Schema:
-    if place.rule is None:
+def _row(scope: Scope) -> Schema:
+    if scope.rule is None:
         return {"type": "object"}
-    columns = {n: shown(t) for n, t in place.columns.items()}
+    columns = {n: shown(t) for n, t in scope.columns.items()}
     if "reset" in columns:  # a time that no calendar has is given as microseconds
         columns["reset"] = {**columns["reset"], "type": ["string", "integer", "null"]}
     return record(columns)
 
 
-def entry(place: Place) -> Schema:
+def entry(scope: Scope) -> Schema:
     """What a lookup has of a key: its row; or, in a windowed store, the key and its windows."""
-    if place.rule is None or not place.rule.store.windows:
-        return row(place)
-    made = _row(place)
-    keys = {n: made["properties"][n] for n in place.rule.key_columns}
-    windows = record({n: s for n, s in made["properties"].items() if n not in keys})
+    if scope.rule is None or not scope.rule.store.windows:
+        return row(scope)
+    whole = _row(scope)
+    keys = {n: whole["properties"][n] for n in scope.rule.key_columns}
+    windows = record({n: s for n, s in whole["properties"].items() if n not in keys})
     return record({**keys, "windows": listed(windows, minItems=1)})
 
 
-def _fields(place: Place) -> dict[str, Schema]:
-    made = entry(place) if place.store and place.store.windows else _row(place)
-    return made.get("properties", {})
+def _fields(scope: Scope) -> dict[str, Schema]:
+    schema = entry(scope) if scope.store and scope.store.windows else _row(scope)
+    return schema.get("properties", {})
 
 
-def _state(place: Place) -> Schema:
-    return record({**_fields(place), "position": POSITION, **AHEAD}, tuple(AHEAD), more=place.rule is None)
+def _state(scope: Scope) -> Schema:
+    return record({**_fields(scope), **REFLECTED}, tuple(AHEAD), more=scope.rule is None)
 
 
-def page(place: Place) -> Schema:
+def page(scope: Scope) -> Schema:
     """A page of a scan."""
-    return record({"rows": listed(row(place)), "cursor": nullable(TEXT), "position": POSITION, **AHEAD}, tuple(AHEAD))
+    return record({"rows": listed(row(scope)), "cursor": nullable(TEXT), **REFLECTED}, tuple(AHEAD))
 
 
-def found(place: Place) -> Schema:
+def found(scope: Scope) -> Schema:
     """What a lookup answers."""
-    return record({"rows": listed(entry(place)), "missing": listed(ANY), "position": POSITION, **AHEAD}, tuple(AHEAD))
+    return record({"rows": listed(entry(scope)), "missing": listed(ANY), **REFLECTED}, tuple(AHEAD))
 
 
-def history(place: Place) -> Schema:
+def history(scope: Scope) -> Schema:
     """Events of a key."""
     event = {
         "event_time": shown("TIMESTAMP"),
         "op": {"type": "string", "enum": ["report", "set", "purge"]},
         "agent": nullable(TEXT),
-        "value": shown(place.rule.event_type) if place.rule else ANY,
-        "partition": {"type": "integer"},
-        "offset": {"type": "integer"},
+        "value": shown(scope.rule.event_type) if scope.rule else ANY,
+        "partition": INTEGER,
+        "offset": INTEGER,
         "provisional": AHEAD["provisional"],
     }
     events = listed(record(event, ("provisional",)))
-    return record({"events": events, "cursor": nullable(TEXT), "position": POSITION, **AHEAD}, tuple(AHEAD))
+    return record({"events": events, "cursor": nullable(TEXT), **REFLECTED}, tuple(AHEAD))
 
 
-def diff(place: Place) -> Schema:
+def diff(scope: Scope) -> Schema:
     """What differs between two versions of a store's table."""
-    value = shown(place.rule.value_type) if place.rule else ANY
+    value = shown(scope.rule.value_type) if scope.rule else ANY
     change = {"type": "string", "enum": list(CHANGES)}
     row = record({"key": {"type": "object"}, "change": change, "before": value, "after": value})
     counts = {name: COUNT for name in ("from", "to", *CHANGES)}
-    return record({**counts, "rows": listed(row), "more": {"type": "boolean"}})
+    return record({**counts, "rows": listed(row), "more": BOOLEAN})
 
 
-def reports(place: Place) -> Schema:
+def reports(scope: Scope) -> Schema:
     """The standing reports of a key."""
-    kept = {n: s for n, s in _fields(place).items() if n in ("value", "reports", "windows")}
-    return record({**kept, "position": POSITION, **AHEAD}, tuple(AHEAD), more=place.rule is None)
+    fields = {n: s for n, s in _fields(scope).items() if n in ("value", "reports", "windows")}
+    return record({**fields, **REFLECTED}, tuple(AHEAD), more=scope.rule is None)
 
 
-def quarantine(place: Place) -> Schema:
-    """What was refused of a stream."""
-    refused = {
-        "topic": TEXT,
-        "partition": {"type": "integer"},
-        "offset": {"type": "integer"},
-        "timestamp": shown("TIMESTAMP"),
-        "key": nullable(TEXT),
-        "payload": nullable(TEXT),
-        "payload_bytes": shown("BINARY"),
-        "reason": TEXT,
-        "log_time": shown("TIMESTAMP"),
-        "requeued": nullable(TEXT),
-    }
-    return record({"rows": listed(record(refused)), "cursor": nullable(TEXT)})
-
-
-def status(place: Place) -> Schema:
+def status(scope: Scope) -> Schema:
     """A store: its definition, and how far it is."""
     text = nullable(TEXT)
     own = record({"fold": {"type": "object"}, "combine": {"type": "object"}, "result": TEXT})
     properties: dict[str, Schema] = {
-        "name": TEXT if place.store is None else {"const": place.store.name},
+        "name": TEXT if scope.store is None else {"const": scope.store.name},
         "stream": TEXT,
         "key": {"anyOf": [TEXT, NAMES]},
         **{name: TEXT for name in ("agent", "where", "value", "window", "retention")},
@@ -172,7 +171,7 @@ def status(place: Place) -> Schema:
         "position": POSITION,
         "version": {**POSITION, "description": "the state table's version that is served"},
         "head": {**POSITION, "description": "the changelog's newest version"},
-        "lag_ms": {"type": ["integer", "null"], "minimum": 0},
+        "lag_ms": LAG,
         "freshness": {"type": "string", "enum": ["live", "changelog", "state"]},
         "live": record(
             {
@@ -180,7 +179,7 @@ def status(place: Place) -> Schema:
                 "offsets": OFFSETS,
                 "pending": {**COUNT, "description": "events that are shown and not in the changelog yet"},
                 "behind": {**nullable(COUNT), "description": "offsets of the topic that are not shown"},
-                "lag_ms": {"type": ["integer", "null"], "minimum": 0},
+                "lag_ms": LAG,
             }
         ),
         "error": text,
@@ -188,47 +187,40 @@ def status(place: Place) -> Schema:
     return record(properties, optional=("agent", "where", "value", "window", "retention"))
 
 
-def stores(place: Place) -> Schema:
-    """All of them."""
-    return record({"stores": listed(status(place))})
+def stores(scope: Scope) -> Schema:
+    return record({"stores": listed(status(scope))})
 
 
-def processors(place: Place) -> Schema:
+def processors(scope: Scope) -> Schema:
     """The instances, and who has which shards."""
-    instance = {
-        "address": TEXT,
-        "up": {"type": "boolean"},
-        "owns": listed(COUNT),
-        "holds": listed(COUNT),
-        "error": TEXT,
-    }
+    instance = {"address": TEXT, "up": BOOLEAN, "owns": listed(COUNT), "holds": listed(COUNT), "error": TEXT}
     return record(
         {
             "shards": COUNT,
             "copies": COUNT,
             "partitioner": {"const": "murmur2"},
             "address": nullable(TEXT),
-            "settled": {"type": "boolean"},
+            "settled": BOOLEAN,
             "instances": listed(record(instance, optional=("error",))),
             "map": listed(NAMES),
         }
     )
 
 
-def written(place: Place) -> Schema:
+def written(scope: Scope) -> Schema:
     """A write that Kafka has acknowledged."""
-    return record({"token": token(place), "position": POSITION})
+    return record({"token": token(scope), "position": POSITION})
 
 
-def written_in_bulk(place: Place) -> Schema:
+def written_in_bulk(scope: Scope) -> Schema:
     """Many of them."""
-    return record({"events": COUNT, "tokens": listed(token(place)), "position": POSITION})
+    return record({"events": COUNT, "tokens": listed(token(scope)), "position": POSITION})
 
 
-def token(place: Place) -> Schema:
+def token(scope: Scope) -> Schema:
     """Where an event is in Kafka."""
-    assert place.store is not None
-    topic = place.config.streams[place.store.stream].topic.replace(".", r"\.")
+    assert scope.store is not None
+    topic = scope.config.streams[scope.store.stream].topic.replace(".", r"\.")
     return matching(f"{topic}:[0-9]{{1,18}}:[0-9]{{1,18}}")
 
 

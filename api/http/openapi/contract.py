@@ -7,7 +7,7 @@
     def scan(store: str) -> Response: ...
 
 A parameter that is not declared is a 400, so none can be taken that is not in the document. What differs from store to
-store is a function of a :class:`Place`; where that gives None the store has no such parameter.
+store is a function of a :class:`Scope`; where that gives None the store has no such parameter.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
-from flask import current_app, request
+from flask import request
 
 from api.errors import Problem
+from api.http.context import service
 from api.http.openapi.schemas import Schema
 from statehouse.config.models import Config, Store
 from statehouse.fold import Rule
@@ -29,7 +30,7 @@ View = TypeVar("View", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
-class Place:
+class Scope:
     """What a path is about: a store, as far as its types are known, or a stream, or neither."""
 
     config: Config
@@ -44,7 +45,7 @@ class Place:
         return list(self.rule.key_types) if self.rule else None
 
 
-Of = Schema | Callable[[Place], Schema | None]
+Of = Schema | Callable[[Scope], Schema | None]
 
 
 @dataclass(frozen=True)
@@ -83,17 +84,17 @@ class Operation:
     body: Body | None
     answers: Mapping[int, Answer]
     problems: Mapping[int, str]
-    only: Callable[[Place], bool] | None  # the stores that have it
+    only: Callable[[Scope], bool] | None  # the stores that have it
     closed: bool  # to parameters that are not declared
 
-    def names(self, place: Place) -> list[str]:
+    def names(self, scope: Scope) -> list[str]:
         """The parameters that there are in a place."""
-        return [p.name for p in self.parameters if of(p.schema, place) is not None]
+        return [p.name for p in self.parameters if of(p.schema, scope) is not None]
 
 
-def of(schema: Of, place: Place) -> Schema | None:
+def of(schema: Of, scope: Scope) -> Schema | None:
     """A schema in a place."""
-    return schema(place) if callable(schema) else schema
+    return schema(scope) if callable(schema) else schema
 
 
 def declared(
@@ -102,21 +103,21 @@ def declared(
     problems: Mapping[int, str] | None = None,
     headers: Sequence[Parameter] = (),
     body: Body | None = None,
-    only: Callable[[Place], bool] | None = None,
+    only: Callable[[Scope], bool] | None = None,
     closed: bool = True,
 ) -> Callable[[View], View]:
     """Declare what a view takes and answers. ``problems`` are those of its own, by status; what every route of its kind may
     answer is added by :mod:`api.http.openapi.document`."""
-    made = Operation(tuple(parameters), tuple(headers), body, answers, problems or {}, only, closed)
+    operation = Operation(tuple(parameters), tuple(headers), body, answers, problems or {}, only, closed)
 
     def wrap(view: View) -> View:
         @functools.wraps(view)
         def held(*args: Any, **named: Any) -> Any:
             if closed and request.query_string:
-                check(made, named)
+                check(operation, named)
             return view(*args, **named)
 
-        held.operation = made  # type: ignore[attr-defined]
+        held.operation = operation  # type: ignore[attr-defined]
         return held  # type: ignore[return-value]
 
     return wrap
@@ -127,13 +128,12 @@ def check(operation: Operation, named: Mapping[str, str]) -> None:
     try:
         unquote_to_bytes(request.query_string).decode()
     except UnicodeDecodeError:
-        raise Problem(
-            400, "bad-parameter", "found parameters that are not UTF-8, expected it, percent-encoded"
-        ) from None
-    config = current_app.extensions["statehouse"].config
+        detail = "found parameters that are not UTF-8, expected it, percent-encoded"
+        raise Problem(400, "bad-parameter", detail) from None
+    config = service().config
     if "store" in named and named["store"] not in config.stores:
         return  # the view says so
-    known = operation.names(place(named.get("store")))
+    known = operation.names(scope_of(named.get("store")))
     for name, values in request.args.lists():
         if name not in known:
             raise Problem(400, "bad-parameter", f"found {name[:100]!r}, expected {' or '.join(known) or 'none'}")
@@ -141,11 +141,11 @@ def check(operation: Operation, named: Mapping[str, str]) -> None:
             raise Problem(400, "bad-parameter", f"{name}: found it {len(values)} times, expected it once")
 
 
-def place(store: str | None = None, stream: str | None = None) -> Place:
+def scope_of(store: str | None = None, stream: str | None = None) -> Scope:
     """The place of a store that there is, as it is known now; or of a stream."""
-    api = current_app.extensions["statehouse"]
+    api = service()
     if store is None:
-        return Place(api.config, stream=stream)
+        return Scope(api.config, stream=stream)
     snapshot = api.replica.snapshot(store)
     defined = snapshot.rule.store if snapshot.rule else api.config.stores[store]
-    return Place(api.config, defined, snapshot.rule, snapshot.shown())
+    return Scope(api.config, defined, snapshot.rule, snapshot.shown())

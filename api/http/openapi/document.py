@@ -13,14 +13,13 @@ from typing import Any
 from flask import Blueprint, Flask, Response, current_app, request
 from werkzeug.routing import Rule as Route
 
-from api.engine.media_types import JSON
+from api.engine.media_types import JSON, PROBLEM
 from api.http.access import OPEN
-from api.http.context import answer
+from api.http.context import answer, service
 from api.http.openapi import answers, schemas
-from api.http.openapi.contract import Answer, Operation, Parameter, Place, declared, of, place
+from api.http.openapi.contract import Answer, Operation, Parameter, Scope, declared, of, scope_of
 
 openapi = Blueprint("openapi", __name__)
-PROBLEM = "application/problem+json"
 EVERYONES = ("HEAD", "OPTIONS")  # methods that every route has
 ABOUT = {  # problems that many routes have
     400: "something in the request is wrong: found and expected",
@@ -53,11 +52,11 @@ def document(app: Flask, base: str = "") -> dict[str, Any]:
                 continue
             path, parameters = _path(route, where)
             for method in sorted((route.methods or set()) - set(EVERYONES)):
-                made = _operation(app, route, operation, where, method)
-                paths.setdefault(path, {**({"parameters": parameters} if parameters else {})})[method.lower()] = made
+                described = _operation(app, route, operation, where, method)
+                paths.setdefault(path, _given(parameters=parameters))[method.lower()] = described
     rows: dict[str, Any] = {}
     for name in config.stores:
-        rows |= answers.components(place(store=name))
+        rows |= answers.components(scope_of(store=name))
     secured = {"bearer": {"type": "http", "scheme": "bearer", "description": "a token of the file `api: tokens`"}}
     return {
         "openapi": "3.1.0",
@@ -72,9 +71,9 @@ def document(app: Flask, base: str = "") -> dict[str, Any]:
         "paths": dict(sorted(paths.items())),
         "components": {
             "schemas": {"Problem": answers.PROBLEM, **schemas.COMPONENTS, **rows},
-            **({"securitySchemes": secured} if config.api.tokens else {}),
+            **_given(securitySchemes=secured if config.api.tokens else {}),
         },
-        **({"security": [{"bearer": []}]} if config.api.tokens else {}),
+        **_given(security=[{"bearer": []}] if config.api.tokens else []),
     }
 
 
@@ -85,22 +84,21 @@ def _version() -> str:
         return "0"
 
 
-def _places(route: Route) -> Iterator[Place]:
-    config = current_app.extensions["statehouse"].config
+def _places(route: Route) -> Iterator[Scope]:
+    config = service().config
     if "store" in route.arguments:
-        yield from (place(store=name) for name in config.stores)
+        yield from (scope_of(store=name) for name in config.stores)
     elif "stream" in route.arguments:
-        yield from (place(stream=name) for name in config.streams)
+        yield from (scope_of(stream=name) for name in config.streams)
     else:
-        yield place()
+        yield scope_of()
 
 
-def _path(route: Route, where: Place) -> tuple[str, list[dict[str, Any]]]:
+def _path(route: Route, where: Scope) -> tuple[str, list[dict[str, Any]]]:
     """A route's path in a place, and its parameters: the parts of the key."""
     parts: list[dict[str, Any]] = []
-    text = route.rule.replace("<store>", where.store.name if where.store else "").replace(
-        "<stream>", where.stream or ""
-    )
+    text = route.rule.replace("<store>", where.store.name if where.store else "")
+    text = text.replace("<stream>", where.stream or "")
     if "key" in route.arguments and where.store:
         parts = list(_parts(where))
         text = text.replace("<key:key>", "/".join(f"{{{part['name']}}}" for part in parts))
@@ -109,7 +107,7 @@ def _path(route: Route, where: Place) -> tuple[str, list[dict[str, Any]]]:
     return re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", text), parts
 
 
-def _parts(where: Place) -> Iterator[dict[str, Any]]:
+def _parts(where: Scope) -> Iterator[dict[str, Any]]:
     assert where.store is not None
     kinds = where.kinds or ["STRING"] * len(where.store.keys)
     for key, kind in zip(where.store.keys, kinds, strict=True):
@@ -120,40 +118,38 @@ def _parts(where: Place) -> Iterator[dict[str, Any]]:
         yield _parameter(Parameter(re.sub(r"[^\w.-]", "_", key.name), about, schema), "path", where)
 
 
-def _texts(where: Place) -> int:
+def _texts(where: Scope) -> int:
     """How many parts of the key are text: where more than one is, none can have a '/' in a path, see api.http.paths."""
     assert where.store is not None
     return len(where.store.keys) if where.kinds is None else [k.upper() for k in where.kinds].count("STRING")
 
 
-def _operation(app: Flask, route: Route, operation: Operation, where: Place, method: str) -> dict[str, Any]:
+def _operation(app: Flask, route: Route, operation: Operation, where: Scope, method: str) -> dict[str, Any]:
     summary, _, description = _prose(app.view_functions[route.endpoint].__doc__ or "").partition("\n\n")
     parameters = [_parameter(p, "query", where) for p in operation.parameters if of(p.schema, where) is not None]
     parameters += [_parameter(p, "header", where) for p in operation.headers]
     names = [route.endpoint.rpartition(".")[2], where.store.name if where.store else "", where.stream or ""]
-    made: dict[str, Any] = {
+    shown: dict[str, Any] = {
         "operationId": "_".join(filter(None, names)),
         "summary": summary,
-        **({"description": description} if description else {}),
-        **({"tags": [where.store.name]} if where.store else {}),
-        **({"parameters": parameters} if parameters else {}),
+        **_given(description=description, parameters=parameters, tags=[where.store.name] if where.store else []),
     }
     if operation.body:
         content = {operation.body.mimetype: {"schema": of(operation.body.schema, where)}}
-        made["requestBody"] = {"description": operation.body.about, "required": True, "content": content}
-    made["responses"] = {str(status): _answer(found, where) for status, found in sorted(operation.answers.items())}
+        shown["requestBody"] = {"description": operation.body.about, "required": True, "content": content}
+    shown["responses"] = {str(status): _answer(found, where) for status, found in sorted(operation.answers.items())}
     for status, about in sorted(_problems(app, route, operation, where).items()):
-        made["responses"][str(status)] = {
+        shown["responses"][str(status)] = {
             "description": about,
-            **({"headers": {"Retry-After": _header("seconds")}} if status in (429, 503) else {}),
+            **_given(headers={"Retry-After": _header("seconds")} if status in (429, 503) else {}),
             "content": {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}},
         }
     if where.config.api.tokens and _blueprint(route) in OPEN:
-        made["security"] = []
-    return made
+        shown["security"] = []
+    return shown
 
 
-def _problems(app: Flask, route: Route, operation: Operation, where: Place) -> Mapping[int, str]:
+def _problems(app: Flask, route: Route, operation: Operation, where: Scope) -> Mapping[int, str]:
     limits, found = where.config.api, set()
     if operation.closed:
         found |= {400}
@@ -171,22 +167,21 @@ def _blueprint(route: Route) -> str:
     return route.endpoint.rpartition(".")[0]
 
 
-def _parameter(parameter: Parameter, location: str, where: Place) -> dict[str, Any]:
-    about = {"description": parameter.about} if parameter.about else {}
-    required = {"required": True} if location == "path" else {}
-    return {"name": parameter.name, "in": location, **about, **required, "schema": of(parameter.schema, where)}
+def _parameter(parameter: Parameter, location: str, where: Scope) -> dict[str, Any]:
+    optional = _given(description=parameter.about, required=location == "path")
+    return {"name": parameter.name, "in": location, **optional, "schema": of(parameter.schema, where)}
 
 
-def _answer(answer: Answer, where: Place) -> dict[str, Any]:
-    content = {
-        kind: {"schema": schema} if (schema := of(given, where)) else {} for kind, given in answer.content.items()
-    }
+def _answer(answer: Answer, where: Scope) -> dict[str, Any]:
+    schemas_of = {kind: of(given, where) for kind, given in answer.content.items()}
+    content = {kind: {"schema": schema} if schema else {} for kind, schema in schemas_of.items()}
     headers = {name: _header(about) for name, about in answer.headers.items()}
-    return {
-        "description": answer.about,
-        **({"headers": headers} if headers else {}),
-        **({"content": content} if content else {}),
-    }
+    return {"description": answer.about, **_given(headers=headers, content=content)}
+
+
+def _given(**parts: Any) -> dict[str, Any]:
+    """Those that say something."""
+    return {name: part for name, part in parts.items() if part}
 
 
 def _header(about: str) -> dict[str, Any]:

@@ -5,15 +5,14 @@ The patterns are plain ones (no look-around, no ``\\d``), which every dialect of
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from sqlglot import exp
 
 from api.engine.keys import ESCAPED
-from api.engine.types import BITS, LARGEST, kind_of
-from statehouse.types import FORMS
+from api.engine.types import LARGEST, digits_of, kind_of
+from statehouse.types import FORMS, INTEGERS
 
 Schema = dict[str, Any]
 
@@ -59,14 +58,14 @@ COMPONENTS: dict[str, Schema] = {
 
 def integer(kind: str) -> Schema:
     """The numbers of one of Spark's integer types."""
-    limit = 2 ** (BITS[kind] - 1)
+    limit = 2 ** (INTEGERS[kind] - 1)
     return {"type": "integer", "minimum": -limit, "maximum": limit - 1}
 
 
 def part(kind: str) -> Schema:
     """A part of a key, as a parameter of its own."""
     kind = kind.upper()
-    if kind in BITS:
+    if kind in INTEGERS:
         return integer(kind)
     if kind == "BOOLEAN":
         return {"type": "boolean"}
@@ -80,8 +79,8 @@ def part(kind: str) -> Schema:
 def key_pattern(kind: str) -> str | None:
     """What the text of a key's part looks like; None: like anything."""
     kind = kind.upper()
-    if kind in BITS:
-        limit = 2 ** (BITS[kind] - 1)
+    if kind in INTEGERS:
+        limit = 2 ** (INTEGERS[kind] - 1)
         return f"-{_up_to(limit)}|[+]?{_up_to(limit - 1)}"
     if kind.startswith("DECIMAL"):
         precision, scale = digits_of(kind)
@@ -109,8 +108,8 @@ def keys_pattern(kinds: Sequence[str], separator: str = "/") -> str:
 def prefix_pattern(kinds: Sequence[str]) -> str | None:
     """A beginning of a composite key that ends in a part that is text; None where no part is."""
     ends = [i for i, kind in enumerate(kinds) if kind.upper() == "STRING"]
-    made = ["/".join([*(f"(?:{_plain_part(k, '/')})" for k in kinds[:end]), "[^/]*"]) for end in ends]
-    return "|".join(made) or None
+    patterns = ["/".join([*(f"(?:{_plain_part(k, '/')})" for k in kinds[:end]), "[^/]*"]) for end in ends]
+    return "|".join(patterns) or None
 
 
 def cursor_pattern(kinds: Sequence[str]) -> str:
@@ -119,7 +118,7 @@ def cursor_pattern(kinds: Sequence[str]) -> str:
 
 
 def _in_cursor(kind: str) -> str:
-    if kind in BITS:
+    if kind in INTEGERS:
         return "-?[0-9]{1,40}"
     if kind.startswith("DECIMAL"):
         return "-?[0-9]{1,40}(?:~2e~[0-9]{1,40})?"
@@ -147,7 +146,7 @@ def in_bulk(kind: str) -> Schema:
     pattern = key_pattern(plain)
     if pattern is None:
         return {"type": ["string", "integer"]}
-    if plain in BITS:
+    if plain in INTEGERS:
         return {"anyOf": [integer(plain), matching(pattern)]}
     if plain.startswith("DECIMAL"):
         precision, scale = digits_of(plain)
@@ -168,7 +167,7 @@ def text_of(kinds: Sequence[str]) -> str:
 def value(kind: str) -> Schema:
     """A value that a set may give (not null)."""
     plain = kind.upper()
-    if plain in BITS:
+    if plain in INTEGERS:
         return integer(plain)
     if plain.startswith("DECIMAL"):
         precision, scale = digits_of(plain)
@@ -237,12 +236,6 @@ def _shown(kind: exp.DataType) -> Schema:
     if kind.this in exp.DataType.TEMPORAL_TYPES:
         return {"type": "string", "format": "date-time"}
     return {"type": "string", "contentEncoding": "base64"} if kind.this == kinds.BINARY else TEXT
-
-
-def digits_of(kind: str) -> tuple[int, int]:
-    """A decimal type's precision and scale."""
-    found = re.fullmatch(r"DECIMAL\((\d+),\s*(\d+)\)", kind.upper())
-    return (int(found[1]), int(found[2])) if found else (10, 0)
 
 
 def _plain_part(kind: str, separator: str) -> str:
