@@ -59,6 +59,7 @@ class Target:
     event_type: Type | None = None
     windowed: bool = False
     additive: bool = False
+    composite: bool = False
 
 
 def target_of(store: Store, rule: Rule | None) -> Target:
@@ -67,8 +68,9 @@ def target_of(store: Store, rule: Rule | None) -> Target:
         return Target(store.name, windowed=bool(store.windows), additive=store.reducer.additive)
     keys = tuple(kind for ddl in rule.key_columns.values() if (kind := type_or_none(ddl)))
     known = len(keys) == len(rule.key_columns)
+    kind = type_or_none(rule.event_type)
     return Target(
-        store.name, keys if known else None, type_or_none(rule.event_type), bool(store.windows), store.reducer.additive
+        store.name, keys if known else None, kind, bool(store.windows), store.reducer.additive, store.composite
     )
 
 
@@ -333,7 +335,7 @@ def _check_key(key: str, target: Target) -> None:
     if target.key_types is None:
         return
     parts: list[str | None] = [key]
-    if len(target.key_types) > 1:
+    if target.composite:
         parts = [_decode_part(part) for part in key.split("/")]
     if len(parts) != len(target.key_types) or not all(map(is_text_of, parts, target.key_types)):
         kinds = "/".join(kind.ddl for kind in target.key_types)

@@ -17,7 +17,7 @@ from api.engine.duck import literal
 from api.errors import Problem
 from api.http.context import service
 from statehouse.tables import position, table
-from statehouse.values import NUMBERS
+from statehouse.types import NUMBERS
 
 PAGE = 50
 FEW = 50_000  # keys whose values are counted while one waits

@@ -22,7 +22,7 @@ from api.engine.columns import count
 from api.engine.deadline import Deadline
 from api.engine.duck import Connection, quoted
 from api.engine.types import canonical, moment
-from statehouse.values import NUMBERS
+from statehouse.types import NUMBERS
 
 LONGEST = 2000  # characters
 # What a parenthesis may come after. Of calls within calls, such as STRUCT(STRUCT(…, the parser's time doubles with each.

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from statehouse.decoder import Decoder
 from statehouse.payload import DEEPEST, Field, Refused, canonical, convert, read
+from statehouse.records import RecordDecoder, Target
 from statehouse.types import parse_type
 from tests.support.depth import sized
 from tests.support.payloads import (
@@ -182,3 +183,18 @@ def test_a_number_is_read_at_the_size_of_its_text(exponent, kind):
 
 def test_raw_numbers_are_written_as_they_are():
     assert write({"a": [Raw("1.50"), "x"]}) == '{"a": [1.50,"x"]}'
+
+
+@pytest.mark.parametrize(
+    ("composite", "key", "taken"),
+    [
+        (False, "2026-01-01T00:00:00Z", True),
+        (False, "2026-01-01T00%3A00%3A00Z", False),
+        (True, "2026-01-01T00%3A00%3A00Z", True),
+        (True, "2026-01-01T00%3A00%3A00Z/x", False),
+    ],
+)
+def test_a_key_that_is_a_list_of_one_is_percent_encoded_too(composite, key, taken):
+    decoder = RecordDecoder((), (Target("s", (parse_type("TIMESTAMP"),), composite=composite),))
+    (row,) = decoder.decode([b"purge"], [b"s"], [key], [None]).to_pylist()
+    assert (row["_reason"] is None) == taken
