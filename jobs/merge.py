@@ -8,8 +8,12 @@ A round for one store, in four steps; what a crash after each leaves behind:
    changelog. *Nothing is written.*
 3. Append the keys that are absent now to the tombstones. *They hold nothing that adds up, so the same round
    again, or a reader that sees them early, comes to the same rows.*
-4. Put the rows into the state in the place of the old ones; the same commit holds ``txn(changelog) = head``. *The round is done;
-   trying it again changes nothing.*
+4. Put the rows into the state in the place of the old ones; the same commit holds ``txn(changelog) = head``. *Before
+   the commit: files are left that no version has, until `maintain` deletes them. After it the round is done; trying it again
+   changes nothing.*
+
+Before the first step a round makes the tables that are missing, and ends a swap that :mod:`jobs.recover` has begun.
+``tests/jobs/test_recover.py`` interrupts it between any two steps.
 
 The last step costs what the rows do: the old ones are marked as deleted where step 1 has found them, the new ones appended
 (:mod:`jobs.spark.vectors`). A table without deletion vectors, or one that is small, has a MERGE, which writes the files anew that have a row

@@ -1,8 +1,8 @@
 """The reducers: how a key's events become a row, and how two rows of a key combine. Rules as data.
 
 Each is a small set of Spark SQL expressions in one registry, :data:`REDUCERS`; :mod:`statehouse.fold` puts
-them together into whole queries, Spark runs those as they are, DuckDB transpiled. Adding a reducer is adding
-an entry here: ``statehouse check``, the docs and the property tests pick it up.
+them together into whole queries, Spark runs those as they are, DuckDB transpiled. An entry here is all
+that the engines need; CONTRIBUTING lists what else names each reducer.
 
 The columns that the expressions see:
 

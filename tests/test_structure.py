@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from statehouse.cli import cli
-from statehouse.config.models import Api, Config, Jobs, Lookup, Publish, Route, Store, Stream, Target
+from statehouse.config.models import Api, Config, Jobs, Lookup, Publish, Route, Source, Store, Stream, Target
+from statehouse.config.stores import Own
+from statehouse.config.tasks import Send, SetKey, Task
 from statehouse.reducers import REDUCERS
 from tests.support.lean import installed_with
 
@@ -186,7 +188,7 @@ def test_every_setting_reducer_and_subcommand_is_in_the_reference():
     reference = (TOP / "docs/reference.md").read_text()
     settings = {
         f.alias or n
-        for m in (Config, Stream, Lookup, Store, Route, Target, Publish, Api, Jobs)
+        for m in (Config, Stream, Lookup, Store, Route, Source, Target, Publish, Task, Send, SetKey, Own, Api, Jobs)
         for n, f in m.model_fields.items()
         if n != "name"
     }

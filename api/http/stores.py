@@ -165,7 +165,7 @@ def get_key(store: str, key: str) -> Response:
     windows of a windowed store by their start; ``at`` gives the state as of an event time, ``version`` as of a version of the
     state's table.
     """
-    replica = service().replica
+    replica = service().replica  # plain requests are answered before they come here, by `point_reads`
     defined = the_store(replica.config, store)
     asked = request.args.to_dict()
     fresh = freshness(asked)

@@ -1,6 +1,6 @@
 """Writing: a set or a purge of a key, or many of them, sent to the stream's topic as events like any other.
 
-The state changes when an event comes back by way of the changelog. Nothing is answered with 202 that Kafka has not
+Answers change when an event comes back by way of the topic (:mod:`api.replica.provisional`), the state when it is merged. Nothing is answered with 202 that Kafka has not
 acknowledged.
 """
 

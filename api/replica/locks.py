@@ -6,7 +6,8 @@ order  lock                    guards, and who holds it
 1      ``Replica._refreshing`` One refresh at a time: the replica's thread, over what it reads of the lake. No reader takes it.
 2      ``StreamLocks.state``   What is pending of a stream, how far its topic is read and its changelog covers it, and of each of its
                                stores which snapshot, tail and offsets belong together. Held by the replica's thread for a whole
-                               commit, by the topic's thread for a batch of events, and by who reads what is pending of a key.
+                               commit, by the topic's thread for a batch of events, and by who reads what is pending of a key
+                               (``PendingReader.lock`` is this lock).
 3      ``StreamLocks.turn``    The stores' folds of pending events (DuckDB, one at a time), and the writing of their snapshots. Held for
                                one part of a commit, for a batch of events, or for what readers wait for: the fold's thread takes this
                                one alone, so that it waits for a part and not for the commit.
@@ -15,6 +16,7 @@ order  lock                    guards, and who holds it
 leaf   ``Recent``'s            The keys that changed of late.
 leaf   ``Lookout``'s           One question for the topic's id at a time, over a request to Kafka: nobody asks with another lock held.
 leaf   ``ChangeSignal``'s      Who waits for a change. What it looks at takes no lock.
+leaf   ``FoldPriority``'s      How many folds run, for the loop to wait for (:mod:`api.replica.priority`); for an instant, whatever else is held.
 =====  ======================  =========================================================================================
 
 Who has one takes only such as come after it, and of the leaves one at most. A reader who waits for a fold holds none. Neither 2 nor 3 is held
