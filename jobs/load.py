@@ -29,7 +29,6 @@ from jobs.spark.tables import create_stream, next_offsets
 from statehouse.config.models import Config, Stream
 from statehouse.errors import StatehouseError, first_line
 from statehouse.formats.format import AVRO, IN_FILE, Format
-from statehouse.payload import Refused
 from statehouse.progress import SILENT, Progress
 from statehouse.records import decoder_for
 from statehouse.spark_sql import literal, quoted
@@ -153,39 +152,46 @@ def _reader(path: Path) -> Callable[[SparkSession, Stream, Path], DataFrame]:
         )
     if path.name.lower().endswith(".avro"):
         return lambda spark, _, path: spark.createDataFrame([(str(path.absolute()),)], "path STRING").mapInArrow(
-            _avro_records, "value BINARY"
+            _read_avro(), "value BINARY"
         )
     raise StatehouseError(f"{path}: found the ending {path.suffix!r}, expected one of {', '.join(ENDINGS)}")
 
 
 def _format(stream: Stream, path: Path) -> Format | None:
     """What a file's payloads are written in; None: what the stream's are."""
-    if path.name.lower().endswith(".avro"):
+    if not path.name.lower().endswith(".avro"):
+        # Rows are given as JSON; of a table's changes they are such changes.
+        return None if stream.captured else Format()
+    if stream.captured:
+        raise StatehouseError(f"{path}: found Avro, expected changes of a table as JSON lines")
+    try:
         from statehouse.formats.avro_files import schema_of  # with a package of its own
 
-        try:
-            return Format(AVRO, schemas=((IN_FILE, schema_of(path)),))
-        except ImportError as error:
-            raise StatehouseError(
-                f"{path}: found no package {error.name!r}, expected it: pip install 'statehouse[formats]'"
-            ) from None
-        except (ValueError, EOFError, Refused) as error:
-            raise StatehouseError(f"{path}: cannot be read: {error}") from None
-    # Rows are given as JSON; of a table's changes they are such changes.
-    return None if stream.captured else Format()
+        return Format(AVRO, schemas=((IN_FILE, schema_of(path)),))
+    except ImportError as error:
+        raise StatehouseError(
+            f"{path}: found no package {error.name!r}, expected it: pip install 'statehouse[formats]'"
+        ) from None
+    except Exception as error:  # fastavro raises whatever it trips over
+        raise StatehouseError(f"{path}: cannot be read: {first_line(error)}") from None
 
 
-def _avro_records(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-    """The records of Avro's files, whose paths are given. Runs on an executor."""
-    from itertools import islice
+def _read_avro() -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
+    """What gives the records of Avro's files, whose paths are given, on an executor. A function of its own, so that it is sent as it is:
+    an executor need not have all that this module imports."""
 
-    from statehouse.formats.avro_files import records_of
+    def records(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        from itertools import islice
 
-    for batch in batches:
-        for path in batch.column("path").to_pylist():
-            records = records_of(path)
-            while some := list(islice(records, MANY)):
-                yield pa.record_batch([pa.array(some, pa.binary())], names=["value"])
+        from statehouse.formats.avro_files import records_of
+
+        for batch in batches:
+            for path in batch.column("path").to_pylist():
+                payloads = records_of(path)
+                while some := list(islice(payloads, MANY)):
+                    yield pa.record_batch([pa.array(some, pa.binary())], names=["value"])
+
+    return records
 
 
 def _encoded(texts: DataFrame, column: str) -> DataFrame:

@@ -20,7 +20,7 @@ from typing import Any
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType
+from pyspark.sql.types import StringType, StructType
 
 from jobs.spark import change_feed, registered
 from jobs.spark.guard import TRY, Guard, error_of
@@ -38,7 +38,7 @@ from statehouse.tables import changelog_columns, opened, route_position, table
 from statehouse.values import safe
 
 STATE = "state"  # beside offsets: of which version of the state the position is
-SOURCE, PART, ORDERED = "_source", "_part", "_ordered"
+SOURCE, PART, ORDERED = "_made_of", "_part", "_ordered"
 THROWN = "what is asked for cannot be computed"
 COORDINATES = ("_topic", "_partition", "_offset")
 REPORTED = "_op = 'report'"
@@ -202,13 +202,13 @@ class Router:
             messages.unpersist()
 
     def messages(self, events: DataFrame) -> DataFrame:
-        """The messages of some rows of the changelog, and the ``_source`` of each."""
+        """The messages of some rows of the changelog, and the event that each is made of."""
         given = [
             f"concat_ws(':', {', '.join(COORDINATES)}) AS {SOURCE}",
             f"struct({', '.join(self.order)}) AS {ORDERED}",
         ]
         rows = shape_events(events, self.route, self.everything, *(given if self.order else given[:1]))
-        told = rows.drop(SOURCE, ORDERED).schema
+        told = StructType([field for field in rows.schema if field.name not in (SOURCE, ORDERED)])
         cells = [quoted(c) for c in told.names]
         value = F.struct(*cells) if self.route.to.format == AVRO else json(cells)
         if self.route.to.registered:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import cast
 
 import pyarrow as pa
@@ -66,13 +65,18 @@ def events(spark: SparkSession, config: Config, stream: Stream, start: int | Non
     if fields:
         parts = ", ".join(f"{quoted(field.name)}: {field.kind.ddl}" for field in fields)
         kinds = cast(StructType, StructType.fromDDL(f"{GAINED} STRUCT<{parts}>"))
-        rows = rows.mapInArrow(partial(_add_gained, fields), StructType([*rows.schema.fields, *kinds.fields]))
+        rows = rows.mapInArrow(_add_gained(fields), StructType([*rows.schema.fields, *kinds.fields]))
     for name, expression in added.items():
         rows = rows.withColumn(name, F.expr(expression))
     return rows.drop(GAINED)
 
 
-def _add_gained(fields: Sequence[Field], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Rows of a changelog with what their payloads have for columns that its schema has gained."""
-    for batch in batches:
-        yield batch.append_column(GAINED, in_payloads(fields, batch["_payload"].to_pylist()))
+def _add_gained(fields: Sequence[Field]) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
+    """What gives rows of a changelog with what their payloads have for columns that its schema has gained. A function of its own, so
+    that it is sent to executors as it is: they need not have all that this module imports."""
+
+    def add(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        for batch in batches:
+            yield batch.append_column(GAINED, in_payloads(fields, batch["_payload"].to_pylist()))
+
+    return add

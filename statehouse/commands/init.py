@@ -230,6 +230,11 @@ def _read_sample(
             )
         topic = names[0] if len(names) == 1 else names[_choose("Which topic?", [(name, "") for name in names])]
     with working(f"reading {topic}"):
+        if registry and "@" in registry:
+            raise ConfigError(
+                "--registry: found a sign-in in the address, expected it in $STATEHOUSE_REGISTRY__BASIC_AUTH_USER_INFO",
+                advice="put USER:PASSWORD into that variable: the file is no place for it",
+            )
         properties = {"url": registry} if registry else {}
         return sample.read_topic(kafka, Encoding(topic, given, properties, _of_registry()), records)
 

@@ -116,11 +116,11 @@ class Config(Section):
     @property
     def askable_topics(self) -> tuple[str, ...]:
         """Patterns of the topics that tasks may be asked to send to: by default what the task rules and the routes name. What is
-        published is not among them: it is for the states alone."""
+        published is not among them: it is for the states alone; nor is what has messages with a schema."""
         if self.task_topics is not None:
             return tuple(self.task_topics)
         sends = [task.send.topic for task in (self.tasks or {}).values() if task.send]
-        routed = [route.to.topic for route in self.routes.values() if route.to.topic]
+        routed = [route.to.topic for route in self.routes.values() if route.to.topic and not route.to.registered]
         return tuple(dict.fromkeys([*sends, *routed]))
 
     def stream_of(self, route: Route) -> str:

@@ -59,6 +59,8 @@ class AvroSchema:
         self.recursive = False
         plain, self._branches = self._top(parsed)
         self.plain = fastavro.parse_schema(plain)  # or it would be for each record
+        # fastavro's own reader in C ends the process where it is too deep in a record; the one in Python raises.
+        self.read = fastavro._read_py.schemaless_reader if self.recursive else fastavro.schemaless_reader
         self.columns: dict[str, Node] = {}
         for fields in self._branches.values():
             for name, node in fields:
@@ -71,8 +73,7 @@ class AvroSchema:
             for branch, nodes in self._branches.items()
         }
         plain, only = self.plain, changes.get("")
-        # fastavro's own reader in C ends the process where it is too deep in a record; the one in Python raises.
-        read = fastavro._read_py.schemaless_reader if self.recursive else fastavro.schemaless_reader
+        read = self.read
 
         def row(payload: bytes, frame: Frame) -> list[Any]:
             data = io.BytesIO(payload)

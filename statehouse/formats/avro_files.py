@@ -25,13 +25,13 @@ def schema_of(path: str | Path) -> Schema:
 
 def records_of(path: str | Path) -> Iterator[bytes]:
     """The bytes of each record. Raises whatever fastavro does where a block is broken."""
-    plain = AvroSchema(schema_of(path)).plain
+    schema = AvroSchema(schema_of(path))
     with open(path, "rb") as file:
         block: Any  # whose bytes its stubs do not know
         for block in fastavro.block_reader(file):
             data: io.BytesIO = block.bytes_
             start, content = data.tell(), data.getbuffer()
             for _ in range(block.num_records):
-                fastavro.schemaless_reader(data, plain, None)
+                schema.read(data, schema.plain, None)
                 yield bytes(content[start : data.tell()])
                 start = data.tell()

@@ -10,6 +10,9 @@ import csv
 import io
 import json
 import re
+import tempfile
+import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -66,7 +69,8 @@ class Encoding:
     @cached_property
     def stream(self) -> Stream:
         """The topic's stream with these settings, and with the columns that its schema has. Raises ConfigError."""
-        document: dict[str, Any] = {"kafka": {"bootstrap.servers": "127.0.0.1:9092"}}
+        nowhere = f"{tempfile.gettempdir()}/{uuid.uuid4()}"  # or what is kept in a lake would say the columns
+        document: dict[str, Any] = {"root": nowhere, "kafka": {"bootstrap.servers": "127.0.0.1:9092"}}
         document["streams"] = {"s": {"topic": self.topic, **self.settings}}
         if self.registry:
             document["registry"] = dict(self.registry)
@@ -87,7 +91,7 @@ class Encoding:
             format = Format(DEBEZIUM, framed=bool(schemas), schemas=schemas)
             return rows_of(values, ids, [payload.key for payload in payloads], format)
         if self.format == CSV:
-            return [_cells(value, self.settings.get("delimiter", ",")) for value in values]
+            return _csv_objects(values, self.settings.get("delimiter", ","))
         if not self.derived:
             return [_text(value) for value in values]
         schemas = self.schemas(payloads) if self.stream.registered else ()
@@ -150,14 +154,15 @@ def _settings(payloads: Sequence[Payload], given: Encoding) -> dict[str, str]:
     """The format of payloads, by a look at them."""
     if "schema_file" in given.settings:
         return {"format": AVRO}
-    in_header = given.registry and _most(payloads, lambda payload: payload.id)
-    if not in_header and _most(payloads, lambda payload: read_object(payload.value.decode())):
-        changes = _most(payloads, lambda payload: _is_change(read_object(payload.value.decode())))
-        return {"format": DEBEZIUM if changes else JSON}
+    in_header = given.registry and _most(payloads, lambda payload: payload.id is not None)
+    if not payloads or (
+        not in_header and _most(payloads, lambda payload: read_object(payload.value.decode()) is not None)
+    ):
+        return {"format": DEBEZIUM if has_changes(payloads) else JSON}
     if _framed(payloads):
         return _of_registry(payloads, given)
-    if not _most(payloads, lambda payload: payload.value.decode()):
-        return {"format": BYTES if payloads else JSON}
+    if not _most(payloads, lambda payload: payload.value.decode() is not None):
+        return {"format": BYTES}
     return {"format": CSV if _delimiter(payloads) else STRING}
 
 
@@ -168,7 +173,7 @@ def _of_registry(payloads: Sequence[Payload], given: Encoding) -> dict[str, str]
     schemas = [schema for _, schema in given.schemas(payloads) if schema]
     if not schemas:
         raise ConfigError(
-            f"--registry: found none of the payloads' schemas at {given.registry['url']}, expected them",
+            f"--registry: found none of the payloads' schemas at {given.client.url}, expected them",
             advice="name another with --registry",
         )
     if {field["name"] for field in _record(schemas[-1]).get("fields", ())} >= CHANGE:
@@ -193,17 +198,22 @@ def _record(schema: Schema) -> dict[str, Any]:
     return parsed if isinstance(parsed, dict) else {}
 
 
-def _most(payloads: Sequence[Payload], is_one: Callable[[Payload], Any]) -> bool:
+def _most(payloads: Sequence[Payload], is_one: Callable[[Payload], bool]) -> bool:
     """Whether half of the payloads, or more, are something."""
     count = 0
     for payload in payloads:
         with suppress(Refused, UnicodeDecodeError):
-            count += bool(is_one(payload))
+            count += is_one(payload)
     return bool(payloads) and 2 * count >= len(payloads)
 
 
 def _framed(payloads: Sequence[Payload]) -> bool:
-    return _most(payloads, lambda payload: frame_of(payload.value, payload.id))
+    return _most(payloads, lambda payload: frame_of(payload.value, payload.id).end > 0)
+
+
+def has_changes(payloads: Sequence[Payload]) -> bool:
+    """Whether half of the payloads, or more, are changes of a table's rows, in JSON."""
+    return _most(payloads, lambda payload: _is_change(read_object(payload.value.decode())))
 
 
 def _is_change(object: Mapping[str, Any]) -> bool:
@@ -228,13 +238,25 @@ def _line(value: bytes, delimiter: str) -> list[str]:
     return lines[0] if len(lines) == 1 else []
 
 
-def _cells(value: bytes, delimiter: str) -> str | Refused:
-    """A line of CSV as an object with the names ``c1``, ``c2`` and so on: a line says nothing of names."""
-    try:
-        cells = _line(value, delimiter)
-    except (UnicodeDecodeError, csv.Error) as error:
-        return Refused("not UTF-8" if isinstance(error, UnicodeDecodeError) else f"not CSV: {error}")
-    return _encode({f"c{number}": _cell(text) for number, text in enumerate(cells, 1)}).decode()
+def _csv_objects(values: Sequence[bytes], delimiter: str) -> list[str | Refused]:
+    """Lines of CSV as objects with the names ``c1``, ``c2`` and so on: a line says nothing of names. One with another number of cells than
+    most is refused."""
+    lines: list[list[str] | Refused] = []
+    for value in values:
+        try:
+            lines.append(_line(value, delimiter) or Refused("found no line, or several, expected one"))
+        except (UnicodeDecodeError, csv.Error) as error:
+            lines.append(Refused("not UTF-8" if isinstance(error, UnicodeDecodeError) else f"not CSV: {error}"))
+    counts = Counter(len(line) for line in lines if not isinstance(line, Refused))
+    usual = counts.most_common(1)[0][0] if counts else 0
+    return [
+        line
+        if isinstance(line, Refused)
+        else Refused(f"found {len(line)} cells, expected {usual}")
+        if len(line) != usual
+        else _encode({f"c{number}": _cell(text) for number, text in enumerate(line, 1)}).decode()
+        for line in lines
+    ]
 
 
 def _cell(text: str) -> Any:

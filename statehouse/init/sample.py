@@ -17,7 +17,7 @@ from statehouse.errors import ConfigError, StatehouseError
 from statehouse.formats.format import DEBEZIUM, JSON
 from statehouse.formats.wire import ID_HEADER
 from statehouse.headers import OP_HEADER
-from statehouse.init.payloads import Encoding, Payload, detect
+from statehouse.init.payloads import Encoding, Payload, detect, has_changes
 from statehouse.payload import Refused, read_object
 
 OPENERS = {".gz": gzip.open, ".bz2": bz2.open}
@@ -85,9 +85,8 @@ def read_file(file: str | Path, most: int) -> Sample:
         raise StatehouseError(
             f"{path}: found no file that can be read ({reason}), expected JSON lines", advice="name another --file"
         ) from None
-    encoding = detect(payloads, Encoding())
-    if encoding.settings == {"format": DEBEZIUM}:
-        sample.encoding = encoding
+    if has_changes(payloads):
+        sample.encoding = Encoding(settings={"format": DEBEZIUM})
     sample.add(payloads)
     return _usable(sample)
 

@@ -7,19 +7,24 @@ import gzip
 import io
 import json
 import random
+import subprocess
+import sys
 from decimal import Decimal
 
 import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark import cloudpickle
 
 from jobs import load as loading
 from jobs.ingest import Ingest
 from jobs.load import load
 from jobs.merge import Merge
+from jobs.spark import change_feed
 from statehouse.cli import main
 from statehouse.errors import StatehouseError
+from statehouse.formats.avro_files import records_of
 from statehouse.status import stream_status
 from tests.support.oracle import fold
 from tests.support.records import SCHEMA, Heard, iso, record, rows
@@ -172,7 +177,7 @@ def test_what_cannot_be_loaded_is_said(spark, lake, tmp_path, capsys):
     assert "found the stream 'nosuch', expected one of s, timeless" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("codec", ["null", "deflate"])
+@pytest.mark.parametrize("codec", ["null", "snappy"])
 def test_avro_whatever_the_stream_is_written_in(spark, lake, tmp_path, codec):
     config = lake(CONFIG)
     decimal = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
@@ -200,6 +205,51 @@ def test_avro_whatever_the_stream_is_written_in(spark, lake, tmp_path, codec):
     (refused,) = rows(spark, f"{config.root}/quarantine/s")
     assert refused["reason"].startswith("n: found")
     assert state(spark, config, "total") == {f"k{k}": sum(range(k, 2500, 3)) for k in range(3)}
+
+
+def in_avro(schema, value):
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, schema, value)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("codec", ["null", "deflate", "bzip2", "xz", "snappy", "zstandard", "lz4"])
+def test_records_of_avro_are_read_as_they_are(tmp_path, codec):
+    values, schema = [None, 7, 2**62, "x"], ["null", "long", "string"]
+    with (tmp_path / "x.avro").open("wb") as out:
+        fastavro.writer(out, schema, values, codec=codec)
+    assert [*records_of(tmp_path / "x.avro")] == [in_avro(schema, value) for value in values]
+
+
+def test_a_record_that_is_too_deep_does_not_end_the_process(tmp_path):
+    out = io.BytesIO()
+    fastavro.writer(out, {"type": "record", "name": "n", "fields": [{"name": "next", "type": ["null", "n"]}]}, [])
+    header, data = out.getvalue(), b"\x02" * 20_000 + b"\0"
+    (tmp_path / "x.avro").write_bytes(header + in_avro("long", 1) + in_avro("long", len(data)) + data + header[-16:])
+    with pytest.raises(RecursionError):
+        [*records_of(tmp_path / "x.avro")]
+
+
+def test_what_executors_get_needs_no_more_than_they_have():
+    script = """
+import pickle, sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("pydantic", "sqlglot", "delta", "deltalake", "jobs"):
+            raise ImportError(f"an executor has no {name}")
+sys.meta_path.insert(0, Absent())
+for function in pickle.load(sys.stdin.buffer):
+    list(function([]))
+"""
+    functions = [loading._read_avro(), change_feed._add_gained(())]
+    subprocess.run([sys.executable, "-c", script], input=cloudpickle.dumps(functions), check=True)
+
+
+def test_changes_of_a_table_are_not_loaded_from_avro(spark, lake, tmp_path):
+    config = lake("streams:\n  s: {topic: t, format: debezium, schema: id INT}\n")
+    (tmp_path / "old.avro").write_bytes(b"")
+    with pytest.raises(StatehouseError, match=r"old\.avro: found Avro, expected changes of a table as JSON lines"):
+        loaded(spark, config, tmp_path / "old.avro")
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"Obj\x01", "cut"])

@@ -112,6 +112,23 @@ def test_a_registry_that_is_away_or_refuses_a_schema(spark, broker, lake):
         assert router.round().count == 1 and router.round() is None
 
 
+@pytest.mark.slow
+def test_changes_of_a_table_as_they_are(spark, broker, lake):
+    """Their own column `_source` is one of the message's."""
+    config = lake(
+        "streams:\n  s: {topic: captured, format: debezium, schema: id INT}\nroutes:\n  r: {from: s, to: {topic: captured-on}}\n",
+        broker.bootstrap,
+    )
+    assert list(problems(spark, config)) == []
+    body = {"op": "c", "before": None, "after": {"id": 1}, "source": {"connector": "postgresql", "lsn": 7, "ts_ms": 1}}
+    given = spark.createDataFrame([record("captured", 0, 0, T0, None, body)], SCHEMA)
+    Ingest(spark, config, config.streams["s"]).batch(given)
+    assert Router(spark, config, config.routes["r"]).round().count == 1
+    (message,) = messages(broker.bootstrap, "captured-on")
+    told = json.loads(message.value())
+    assert (told["id"], told["_source"]["position"]) == (1, 7)
+
+
 @pytest.mark.parametrize(
     ("to", "says"),
     [

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import io
 import json
 from decimal import Decimal
 
+import fastavro
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -33,7 +35,7 @@ SCALARS = {
     "DECIMAL(38, 10)": st.integers(-(10**38) + 1, 10**38 - 1).map(lambda n: Decimal(f"{n}E-10")),
     "DECIMAL(1, 0)": st.integers(-9, 9).map(Decimal),
 }
-NAMES = ("a", "B", "value", "_x", "select", "null")
+NAMES = ("a", "b", "a_b", "item", "a_item", "entry", "value", "_x", "null", "string", "record")
 
 
 def scalars():
@@ -46,7 +48,7 @@ def nested(kinds):
     maps = kinds.map(
         lambda k: (f"MAP<STRING, {k[0]}>", st.none() | st.dictionaries(st.text(max_size=3), k[1], max_size=3))
     )
-    fields = st.dictionaries(st.sampled_from(NAMES[:3]), kinds, min_size=1, max_size=3)
+    fields = st.dictionaries(st.sampled_from(NAMES), kinds, min_size=1, max_size=3)
     structs = fields.map(
         lambda parts: (
             f"STRUCT<{', '.join(f'`{name}`: {kind}' for name, (kind, _) in parts.items())}>",
@@ -73,6 +75,32 @@ def test_a_row_in_avro(data, columns):
     found, reasons = decoder.decode([payload[5:]], [None])
     assert reasons == [None]
     assert {n: column.to_pylist(maps_as_pydicts="strict")[0] for n, column in zip(row, found, strict=True)} == row
+
+
+def test_records_inside_of_others_have_names_of_their_own():
+    inner = "STRUCT<x: INT>"
+    for kinds in (
+        {"a": f"STRUCT<b: {inner}>", "a_b": inner},
+        {"a": f"ARRAY<{inner}>", "a_item": inner, "item": inner},
+        {"m": f"MAP<STRING, {inner}>", "m_entry": inner, "entry": f"ARRAY<{inner}>"},
+    ):
+        columns = [(name, parse_type(kind)) for name, kind in kinds.items()]
+        fastavro.parse_schema(json.loads(schema_of(AVRO, "t", columns).text))
+
+
+def test_text_that_is_not_utf_8_is_shown_as_such():
+    kind = parse_type("STRUCT<a: ARRAY<STRING>, m: MAP<STRING, STRING>, b: BINARY, n: INT>")
+    bad = pa.array([b"\xff", b"ok"], pa.binary())
+    texts = pa.ListArray.from_arrays([0, 2], pa.StringArray.from_buffers(2, bad.buffers()[1], bad.buffers()[2]))
+    maps = pa.array([[("k", "v")]], pa.map_(pa.string(), pa.string()))
+    rows = pa.StructArray.from_arrays(
+        [texts, maps, pa.array([b"\xff"]), pa.array([7], pa.int32())], ["a", "m", "b", "n"]
+    )
+    columns = [("whole", kind)]
+    schema = schema_of(AVRO, "t", columns)
+    (payload,) = avro_payloads(schema, columns, 1, pa.StructArray.from_arrays([rows], ["whole"])).to_pylist()
+    found = fastavro.schemaless_reader(io.BytesIO(payload[5:]), fastavro.parse_schema(json.loads(schema.text)), None)
+    assert found == {"whole": {"a": ["\ufffd", "ok"], "m": {"k": "v"}, "b": b"\xff", "n": 7}}
 
 
 @given(COLUMNS)

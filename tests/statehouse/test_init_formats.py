@@ -6,11 +6,14 @@ import json
 import struct
 from dataclasses import dataclass, field
 
+import pyarrow as pa
 import pytest
 import yaml
+from deltalake import write_deltalake
 
 from statehouse.cli import main
 from statehouse.config.file import load
+from statehouse.formats.columns import PROPERTY, read_stored
 from statehouse.formats.format import SOURCE
 from statehouse.init.payloads import Encoding, Payload, detect
 from tests.support.avro import encoded
@@ -176,6 +179,43 @@ def test_payloads_that_name_a_schema_want_a_registry(broker, tmp_path, capsys):
     assert not (tmp_path / "s.yaml").exists()
 
 
+def test_lines_of_csv_that_are_not_like_the_others_are_refused():
+    lines = [b"b,2,3"] * 5 + [b"", b"a\nb"] + [b"a,1"] * 300
+    found = Encoding(settings={"format": "csv"}).objects([Payload(line) for line in lines])
+    assert [str(one) for one in found[:7]] == ["found 3 cells, expected 2"] * 5 + [
+        "found no line, or several, expected one"
+    ] * 2
+    assert found[7:] == ['{"c1":"a","c2":1}'] * 300
+
+
+def test_what_a_lake_here_keeps_is_not_the_topic_s(tmp_path, monkeypatch, registry):
+    monkeypatch.chdir(tmp_path)
+    registry.register("elsewhere-value", json.dumps(AVRO))
+    write_deltalake("lake/changelog/s", pa.table({"a": [1]}))
+    log = tmp_path / "lake/changelog/s/_delta_log/00000000000000000000.json"
+    kept = json.dumps(json.dumps({"columns": "old STRING", "schemas": {}}))
+    log.write_text(log.read_text().replace('"configuration":{}', f'"configuration":{{"{PROPERTY}":{kept}}}'))
+    assert read_stored("lake/changelog/s").columns == "old STRING"
+    stream = Encoding("elsewhere", {"format": "avro"}, {"url": registry.url}).stream
+    assert [column.name for column in stream.columns] == ["card", "amount", "at"]
+
+
+def test_a_file_is_json_or_none(tmp_path, capsys):
+    (tmp_path / "x.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS), encoding="utf-16")
+    assert main(["init", "--file", str(tmp_path / "x.jsonl"), "--out", str(tmp_path / "s.yaml")]) == 1
+    assert "not UTF-8" in capsys.readouterr().err
+    (tmp_path / "x.jsonl").write_text("\n".join(json.dumps(change(row, n)) for n, row in enumerate(ROWS)))
+    assert main(["init", "--file", str(tmp_path / "x.jsonl"), "--out", str(tmp_path / "s.yaml")]) == 0
+    assert load(tmp_path / "s.yaml", {}).streams["x"].format == "debezium"
+
+
+def test_a_registry_s_password_is_not_for_the_file(tmp_path, capsys):
+    words = ["init", "--topic", "t", "--registry", "http://u:hidden@127.0.0.1:1", "--out", str(tmp_path / "s.yaml")]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "expected it in $STATEHOUSE_REGISTRY__BASIC_AUTH_USER_INFO" in said and "hidden" not in said
+
+
 @pytest.mark.parametrize(
     ("values", "format"),
     [
@@ -184,7 +224,9 @@ def test_payloads_that_name_a_schema_want_a_registry(broker, tmp_path, capsys):
         ([b"1", b"2"], "string"),
         ([b"a,b", b'c,"d, e"'], "csv"),
         ([b"a,b", b"c"], "string"),
-        ([b"", b""], "bytes"),
+        ([b"", b""], "string"),
+        ([b"{}"] * 5, "json"),
+        ([b""] * 5 + [b"hello"] * 3, "string"),
         ([b"\xff", b"\xfe\x00"], "bytes"),
         ([b'{"op": "c", "source": {}}'], "debezium"),
         ([b'{"op": "c"}', b'{"op": "sum", "source": {}}'], "json"),
