@@ -37,6 +37,8 @@ def page(store: str) -> str:
         keys = ask(f"/stores/{store}/keys", {**wanted, "limit": given.get("limit", PAGE)})
     except Problem as problem:  # most often a condition that is not one yet
         wrong, keys = problem.detail, {"rows": [], "cursor": None, "position": None}
+    # Of the table as it is now. The replica's version is that of when it was loaded: it follows the changelog.
+    merged = position(table(service().config, "state", store))
     names = key_names(document)
     hidden = request.args.getlist("hide")
     columns = [name for name in document["columns"] if name not in hidden] or names
@@ -63,9 +65,9 @@ def page(store: str) -> str:
         without={name: _target(store, {**given, name: None, "cursor": None}, hidden) for name in given},
         hide={name: _target(store, given, [*hidden, name]) for name in columns if name not in names},
         show={name: _target(store, given, [other for other in hidden if other != name]) for name in hidden},
-        behind=_behind(document),
+        behind=document["head"] - merged if None not in (document["head"], merged) else 0,
         such_as="value > 10" if _numeric(document) else "value = 'alarm'",
-        spread=spreads.get(store, document["version"], partial(_spread, document), document["keys"] < FEW),
+        spread=spreads.get(store, merged, partial(_spread, document), document["keys"] < FEW),
         uses=_uses(document),
     )
 
@@ -80,12 +82,6 @@ def _target(store: str, given: Mapping[str, str | None], hidden: Sequence[str]) 
     parameters = [(name, value) for name, value in given.items() if value is not None and name != "hide"]
     query = urlencode([*parameters, *(("hide", name) for name in hidden)])
     return f"/stores/{store}/keys{'?' + query if query else ''}"
-
-
-def _behind(store: Mapping[str, Any]) -> int:
-    """How many commits of the changelog the state's table lacks."""
-    merged = position(table(service().config, "state", store["name"]))
-    return store["head"] - merged if store["head"] is not None and merged is not None else 0
 
 
 def _numeric(store: Mapping[str, Any]) -> bool:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from werkzeug.test import TestResponse
 
 from api import create_app
-from api.console import format
+from api.console import format, kept
 from api.console.kept import Kept
 from api.console.key import _since, _told, course
 from api.console.votes import result, votes
@@ -450,3 +450,23 @@ def test_numbers_and_words() -> None:
         sentence(store)
         == "The sum of n, for each a and c and window of 1 hour, a new one every 15 minutes of the stream s, of events where n > 0."
     )
+
+
+def test_how_values_are_spread_follows_the_merges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the replica loaded the state long ago, and has followed the changelog since."""
+    monkeypatch.setattr(kept, "SECONDS", 0.0)
+    config = configured(tmp_path)
+    state, sales = State(config, "rewards"), Sales(config)
+    loaded = state.write(0)
+    app = create_app(config)
+    client, replica = app.test_client(), app.extensions["statehouse"].replica
+    try:
+        assert '<h2 id="spread">' not in client.get("/stores/rewards/keys", headers=HTML).text
+        head = sales.append({"customer": "a", "amount": Decimal(1)}, {"customer": "b", "amount": Decimal(2)})
+        eventually(lambda: replica.status("rewards")["position"] == head)
+        rows = [{"key": k, "value": Decimal(v), "total": Decimal(v)} for k, v in (("a", 1), ("b", 2))]
+        state.write(head, *rows)
+        eventually(lambda: '<h2 id="spread">' in client.get("/stores/rewards/keys", headers=HTML).text, 30)
+        assert replica.status("rewards")["version"] == loaded, "or this shows nothing"
+    finally:
+        app.extensions["statehouse"].stop()
