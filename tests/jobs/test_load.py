@@ -177,6 +177,7 @@ def test_what_cannot_be_loaded_is_said(spark, lake, tmp_path, capsys):
     assert "found the stream 'nosuch', expected one of s, timeless" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["null", "snappy"])
 def test_avro_whatever_the_stream_is_written_in(spark, lake, tmp_path, codec):
     config = lake(CONFIG)

@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import termios
@@ -13,7 +14,8 @@ import time
 
 
 def _take_terminal():
-    """Ctrl-C that is typed is a signal for the process."""
+    """Ctrl-C that is typed is a signal for the process, also where the tests themselves run in the background, which take no notice of it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
