@@ -269,7 +269,7 @@ def test_tables_are_compacted_and_vacuumed_under_the_readers(stage: Stage) -> No
     stage.running()
     tables = {"state/total": "key", "state/last": "key", "state/merged": "key", "changelog/s": "_offset"}
     states = [str(stage.folder / "lake" / name) for name in tables if name.startswith("state/")]
-    wait(lambda: all(rows_and_bytes(state)[0] >= len(KEYS) for state in states), 60, what="merges")
+    wait(lambda: all(rows_and_bytes(state)[0] >= len(KEYS) for state in states), what="merges")
     stage.stopped()  # they would be a second writer
     asked: Counter[tuple[str, int]] = Counter()
     done, wrong = threading.Event(), []
