@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import requests
@@ -32,6 +32,7 @@ from statehouse.config.file import load
 from statehouse.failures import failing
 from statehouse.tables import select
 from tests.support.oracle import fold
+from tests.support.processes import kill_all
 from tests.support.records import create, free_port, wait
 
 RATE, POISON, KEYS = 1000, 50, 500
@@ -139,11 +140,14 @@ class Source(threading.Thread):
 
 
 class Process:
-    """A command of ours, in a process group of its own, which can be killed and begun again."""
+    """A command of ours, in a session of its own, which can be killed and begun again; all of them are :attr:`begun`."""
+
+    begun: ClassVar[list[Process]] = []
 
     def __init__(self, folder: Path, *words: str) -> None:
         self.folder, self.words, self.kills = folder, words, 0
         self.log = folder / f"{words[0]}.log"
+        self.begun.append(self)
         self.begin()
 
     def begin(self) -> None:
@@ -278,7 +282,11 @@ def memory(process: Process) -> float:
 def main(seconds: int = 600, seed: int = 1) -> None:
     """Run it; print what was done, and how long a caller waited."""
     with tempfile.TemporaryDirectory(prefix="chaos-") as name:
-        _run(Path(name), seconds, random.Random(seed), seed)
+        try:
+            _run(Path(name), seconds, random.Random(seed), seed)
+        finally:
+            for process in Process.begun:
+                kill_all(process.running)
 
 
 def _run(folder: Path, seconds: int, dice: random.Random, seed: int) -> None:
