@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.alike import differ
 from tests.support.avro import encoded
-from tests.support.depth import sized
+from tests.support.depth import first, sized
 from tests.support.oracle import table
 from tests.support.records import iso, rows, stamp
 from tests.support.registry import SchemaRegistry
@@ -60,6 +60,11 @@ AVRO = {"type": "record", "name": "Envelope", "namespace": "shop.public.t", "con
     {"name": "op", "type": "string"},
     {"name": "ts_ms", "type": ["null", "long"], "default": None},
 ]}  # fmt: skip
+
+
+# Each encoding and each database with some other in `make test`, all of them at full depth.
+PAIRS = [("wrapped", "postgresql"), ("bare", "mysql"), ("avro", "postgresql")]
+PAIRS += [("wrapped", "mysql"), ("bare", "postgresql"), ("avro", "mysql")]
 
 
 def drawn_row(dice, id):
@@ -136,9 +141,9 @@ def payload_of(change, encoding, connector):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("connector", ["postgresql", "mysql"])
-@pytest.mark.parametrize("encoding", ["wrapped", "bare", "avro"])
-def test_the_state_is_the_table(spark, lake, connector, encoding):
+@pytest.mark.parametrize("pair", first(3, PAIRS), ids="-".join)
+def test_the_state_is_the_table(spark, lake, pair):
+    encoding, connector = pair
     dice = random.Random(f"{connector} {encoding}")
     changes = [*changes_of(dice, STEPS)]
     delivered = [*changes, *dice.choices(changes, k=STEPS // 3)]  # some are sent again
