@@ -27,7 +27,7 @@ from statehouse.config.models import Stream
 from statehouse.errors import ConfigError
 from statehouse.formats.debezium import ROWS, rows_of
 from statehouse.formats.format import AVRO, BYTES, CSV, DEBEZIUM, JSON, KINDS, STRING, Format, Schema
-from statehouse.formats.wire import frame_of
+from statehouse.formats.wire import frame_of, ids_of
 from statehouse.payload import Refused, read_object
 from statehouse.records import decoder_for
 from statehouse.yaml_file import parse_yaml
@@ -106,11 +106,8 @@ class Encoding:
 
     def schemas(self, payloads: Sequence[Payload]) -> tuple[tuple[str, Schema | None], ...]:
         """The schemas that payloads name, by id. Raises RegistryUnavailable."""
-        ids: dict[str, None] = {}
-        for payload in payloads:
-            with suppress(Refused):
-                ids[frame_of(payload.value, payload.id).id] = None
-        return tuple(self.client.find(ids).items())
+        ids = ids_of((payload.value, payload.id) for payload in payloads)
+        return tuple(self.client.find(sorted(ids)).items())
 
     @cached_property
     def client(self) -> Registry:

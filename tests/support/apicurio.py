@@ -5,8 +5,6 @@ Its application (142 MB) comes from Maven Central, once for each user. 2.6 is th
 
 from __future__ import annotations
 
-import fcntl
-import shutil
 import subprocess
 import tarfile
 import time
@@ -15,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from statehouse.places import cache_folder
+from tests.support.cache import fetched_once
 from tests.support.records import free_port
 
 VERSION = "2.6.13.Final"
@@ -25,19 +23,13 @@ PATIENCE = 180  # seconds; a start takes 13 on two busy cores
 
 
 def application() -> Path:
-    """The folder of its jars; it is there when all of it is."""
-    cache = cache_folder()
-    folder = cache / NAME
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / f"{NAME}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.is_dir():
-            part = folder.with_suffix(".part")
-            shutil.rmtree(part, ignore_errors=True)
-            with urllib.request.urlopen(FROM, timeout=60) as answer, tarfile.open(fileobj=answer, mode="r|gz") as files:
-                files.extractall(part, filter="data")
-            part.rename(folder)
-    return folder
+    """The folder of its jars."""
+    return fetched_once(NAME, _fetch)
+
+
+def _fetch(folder: Path) -> None:
+    with urllib.request.urlopen(FROM, timeout=60) as answer, tarfile.open(fileobj=answer, mode="r|gz") as files:
+        files.extractall(folder, filter="data")
 
 
 @contextmanager

