@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from itertools import islice
 from typing import Any
 
 from flask import Blueprint, Response
@@ -45,7 +46,7 @@ STREAM = answers.record(
 def list_tables() -> Response:
     """Every table of the lake: version, rows, bytes, files, and what the last commit did."""
     logs = {name: service().logs.of(name) for name in service().logs}
-    last = {name: next(iter(log.told()), None) for name, log in logs.items()}
+    last = {name: next(log.sized_commits(), None) for name, log in logs.items()}
     return answer({"tables": [{**_sizes(name, log), "last": last[name]} for name, log in logs.items()]})
 
 
@@ -58,7 +59,7 @@ def list_tables() -> Response:
 def show_table(table: str) -> Response:
     """One table, as SQL names it: what each of its commits did, newest first, and how large it was after each."""
     log = service().logs.of(table)
-    return answer({**_sizes(table, log), "commits": log.told()[: limit_asked(DEFAULT_LIMIT)]})
+    return answer({**_sizes(table, log), "commits": list(islice(log.sized_commits(), limit_asked(DEFAULT_LIMIT)))})
 
 
 @lake_tables.get("/streams")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -73,14 +73,12 @@ class Log:
         actions = pa.table(delta.get_add_actions())
         self.size = Size(delta.version(), row_count(delta), byte_count(delta), actions.num_rows)
 
-    def told(self) -> list[dict[str, Any]]:
+    def sized_commits(self) -> Iterator[dict[str, Any]]:
         """The commits, newest first, with the ``files`` and ``bytes`` that the table had after each, as far back as its log tells."""
         now: dict[str, int | None] = {"files": self.size.files, "bytes": self.size.size} if self.size else {}
-        told = []
-        for found in self.commits:
-            told.append({**found, **now})
-            now = {n: None if size is None or found[n] is None else size - found[n] for n, size in now.items()}
-        return told
+        for changes in self.commits:
+            yield {**changes, **now}
+            now = {n: None if size is None or changes[n] is None else size - changes[n] for n, size in now.items()}
 
 
 class Logs:

@@ -22,7 +22,7 @@ from api.replica.snapshot import Snapshot
 from api.replica.tail import Tail
 
 UNASKED, UNASKED_SECONDS = 2000, 0.2  # keys that are folded before anybody asks: how many at once, and how often
-READ_SECONDS = 10.0  # that goes on for so long after somebody had to wait
+FOR_EACH, MOST = 500, 50 * UNASKED  # so many for each reader that had to wait: one alone costs little
 log = logging.getLogger("statehouse.api")
 
 
@@ -59,11 +59,11 @@ class FoldThread:
             snapshot.clear()
 
     def _run(self) -> None:
-        read: WeakKeyDictionary[Tail, float] = WeakKeyDictionary()  # until when the rest is folded, too
+        unasked: WeakKeyDictionary[Tail, int] = WeakKeyDictionary()  # how many keys are folded, too
         due = 0.0
         while True:
-            self._fold_asked(self._take(max(0.0, due - time.monotonic()) if read else None), read)
-            if time.monotonic() >= due and not self._fold_unasked(read):
+            self._fold_asked(self._take(max(0.0, due - time.monotonic()) if unasked else None), unasked)
+            if time.monotonic() >= due and not self._fold_unasked(unasked):
                 due = time.monotonic() + UNASKED_SECONDS
 
     def _take(self, timeout: float | None) -> list[FoldRequest]:
@@ -75,26 +75,27 @@ class FoldThread:
                 requests.append(self._requests.get_nowait())
         return requests
 
-    def _fold_asked(self, requests: Sequence[FoldRequest], read: WeakKeyDictionary[Tail, float]) -> None:
+    def _fold_asked(self, requests: Sequence[FoldRequest], unasked: WeakKeyDictionary[Tail, int]) -> None:
         """All that waits at once, a store after the other."""
         for name in dict.fromkeys(request.tail for request in requests):
             here = [request for request in requests if request.tail == name]
             try:
                 if (tail := self._tails.get(name)) is not None:  # else nothing is pending there any more
-                    read[tail] = time.monotonic() + READ_SECONDS
+                    unasked[tail] = min(MOST, unasked.get(tail, 0) + FOR_EACH * len(here))
                     with self._locks.turn, FOLD_PRIORITY, self.shown_or_cleared(tail.snapshot):
                         tail.fold_asked([request.keys for request in here])
             finally:
                 for request in here:
                     request.done.set()
 
-    def _fold_unasked(self, read: WeakKeyDictionary[Tail, float]) -> bool:
+    def _fold_unasked(self, unasked: WeakKeyDictionary[Tail, int]) -> bool:
         """Some keys that nobody waits for; whether there are as many more of them."""
         left = False
-        for tail, until in list(read.items()):
+        for tail, count in list(unasked.items()):
             with self._locks.turn, FOLD_PRIORITY, self.shown_or_cleared(tail.snapshot):
-                tail.fold_some(UNASKED)
-            left |= len(tail.snapshot.stale) >= UNASKED
-            if time.monotonic() > until:
-                del read[tail]
+                tail.fold_some(min(UNASKED, count))
+            unasked[tail] = count - UNASKED
+            if unasked[tail] <= 0:
+                del unasked[tail]
+            left |= tail in unasked and len(tail.snapshot.stale) >= UNASKED
         return left

@@ -26,7 +26,7 @@ def test_files_and_bytes_are_those_of_each_version(spark, filled):
     spark.sql(f"ALTER TABLE delta.`{paths[1]}` SET TBLPROPERTIES ('a.b' = 'c')")
     spark.read.format("delta").load(paths[1]).write.format("delta").mode("overwrite").save(paths[1])
     for path in paths:
-        commits = Log(path).refresh().told()
+        commits = list(Log(path).refresh().sized_commits())
         assert len(commits) == DeltaTable(path).version() + 1 > 4
         for commit in commits:
             actions = DeltaTable(path, version=commit["version"]).get_add_actions(flatten=True)
@@ -35,9 +35,9 @@ def test_files_and_bytes_are_those_of_each_version(spark, filled):
     plain = f"{path}-plain"  # without marks, as deltalake writes no others
     for _ in range(2):
         spark.read.format("delta").load(path).write.format("delta").mode("append").save(plain)
-    commits = Log(plain).refresh().told()
+    commits = list(Log(plain).refresh().sized_commits())
     write_deltalake(plain, DeltaTable(plain).to_pyarrow_table(), mode="append")  # which says nothing of bytes
-    told = Log(plain).refresh().told()
-    assert told[0]["bytes"] and told[0]["files"] == commits[0]["files"] + 1
-    assert [(c["files"], c["bytes"]) for c in told[1:]] == [(c["files"], None) for c in commits]
-    assert len(told) == len(commits) + 1 == 3
+    listed = list(Log(plain).refresh().sized_commits())
+    assert listed[0]["bytes"] and listed[0]["files"] == commits[0]["files"] + 1
+    assert [(c["files"], c["bytes"]) for c in listed[1:]] == [(c["files"], None) for c in commits]
+    assert len(listed) == len(commits) + 1 == 3
