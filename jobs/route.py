@@ -109,6 +109,7 @@ class Router:
 
     kind = "route"
     order: Sequence[str] = ()  # of a topic's messages with the same key
+    in_order = False  # whether the rows come in that order, those of a message's key together
     several = False  # whether an event may have several rows before anything is selected
 
     def __init__(self, spark: SparkSession, config: Config, route: Route) -> None:
@@ -229,7 +230,8 @@ class Router:
         )
         if self.route.to.format == AVRO:
             selected = registered.in_avro(selected, told, schema, id)
-        return selected.repartition("key").sortWithinPartitions(ORDERED) if self.order else selected
+        unordered = self.order and not self.in_order
+        return selected.repartition("key").sortWithinPartitions(ORDERED) if unordered else selected
 
     def _computable(self, events: DataFrame) -> DataFrame:
         """The events for which the route's expressions can be computed; the others go to the quarantine. (Where an event may become

@@ -27,7 +27,6 @@ from jobs.spark.guard import TRY, install
 from jobs.spark.session import sql
 from jobs.spark.steps import PLACE, STEP, Steps
 from statehouse.config.models import Config, Route
-from statehouse.fold import Rule
 from statehouse.spark_sql import quoted
 from statehouse.tables import changelog_columns, folded, generation, opened
 
@@ -56,7 +55,10 @@ class StoreRouter(Router):
             name for name in ("window_start", REVISION) if name in self.columns and name not in self.rule.key_columns
         ]
         self.order, self.several = (ARRIVED, ORDER, *more), bool(more)
-        self.steps = Steps(self.spark, config, self.rule, [EVENT])
+        by_key = [route.to.key] == list(self.rule.keys) and route.to.key in map(str.strip, route.select)
+        self.in_order = by_key and not more and not route.multiplies
+        self.carried = {name: f"_event{number}" for number, name in enumerate(self.event)}
+        self.steps = Steps(self.spark, config, self.rule, list(self.carried.values()))
         self.keys = self.steps.keys
         self._state: tuple[str, int] = "", 0  # which table, and its version at the head
 
@@ -77,25 +79,30 @@ class StoreRouter(Router):
     def rows(self, log: DataFrame, start: int | None, head: int) -> DataFrame:
         """The store's events among some rows of the log, each with the states before and after it; of several windows a row each."""
         events = self._number_events(log, head)
+        # All from the beginning, and in the order of the log: read once, and not kept on the way.
+        once = start is None and self.route.late != RESEND and not self.rule.store.windows and self.steps.walks(events)
+        events = events if once else events.localCheckpoint()
         state, tombstones = self._before(events, start)
         until = None if start is None else head
         with_states = self._with_states(self.steps, self.steps.after(events, state, tombstones, until), state)
         if self.route.late == RESEND:
             with_states = self._revise(with_states, events, start, head)
+        if self.in_order:
+            # As the walk has left them. The condition always holds; without it Spark leaves out windows whose columns nobody asks for.
+            in_log = Window.partitionBy(*map(quoted, self.keys)).orderBy(STEP)
+            with_states = with_states.withColumn("_number", F.row_number().over(in_log)).where("_number > 0")
         return self._select_named(with_states)
 
     def _number_events(self, log: DataFrame, head: int) -> DataFrame:
         if PLACE[0] not in log.columns:
             log = log.withColumn(PLACE[0], F.lit(head).cast("bigint"))
-        return self.steps.numbered(log.withColumn(EVENT, F.struct(*map(quoted, self.event))), LOG_ORDER)
+        event = {held: F.col(quoted(name)) for name, held in self.carried.items()}
+        return self.steps.numbered(log.withColumns(event), LOG_ORDER)
 
-    def _empty(self, rule: Rule) -> DataFrame:
-        return self.spark.createDataFrame([], schema_of(rule.state_columns))
-
-    def _before(self, events: DataFrame, start: int | None) -> tuple[DataFrame, DataFrame | None]:
-        """The state and the tombstones of the events' keys at the position."""
+    def _before(self, events: DataFrame, start: int | None) -> tuple[DataFrame | None, DataFrame | None]:
+        """The state and the tombstones of the events' keys at the position; None where there are none."""
         if start is None:
-            return self._empty(self.rule), None
+            return None, None
         keys = events.select(self.keys).distinct()
         which, version = self.position.read_note().get(STATE, ["", 0])
         if which == self._state[0]:
@@ -109,7 +116,10 @@ class StoreRouter(Router):
         earlier_events = sql(self.spark, f"SELECT * FROM {rule.events('log', TRY)}", log=log).join(
             keys, self.keys, "semi"
         )
-        views = {"state": self._empty(rule), "placed": sql(self.spark, rule.placed("events"), events=earlier_events)}
+        views = {
+            "state": self.steps.no_state(),
+            "placed": sql(self.spark, rule.placed("events"), events=earlier_events),
+        }
         views["folded"] = sql(self.spark, rule.fold("placed"), **views)
         query = rule.combine(rule.spread("folded", "state", None), "state", None, again=True)
         folded_rows = sql(self.spark, query, **views).localCheckpoint()
@@ -117,7 +127,7 @@ class StoreRouter(Router):
         remembered = absent.selectExpr("*", f"CAST({start} AS BIGINT) AS position", "current_timestamp() AS log_time")
         return folded_rows.where("_present").select(*map(quoted, rule.state_columns)), remembered
 
-    def _with_states(self, steps: Steps, states: DataFrame | None, state: DataFrame) -> DataFrame:
+    def _with_states(self, steps: Steps, states: DataFrame | None, state: DataFrame | None) -> DataFrame:
         """Each step with the states before and after it, as structs that are null where there is none."""
         keys = list(steps.rule.keys)
         if states is None:
@@ -127,13 +137,17 @@ class StoreRouter(Router):
             kind = schema_of(self.columns)[BEFORE].dataType
             return rows.select("*", event, *(F.lit(None).cast(kind).alias(name) for name in (BEFORE, AFTER)))
         row = F.struct(*(F.expr(shown).alias(name) for name, (_, shown) in shown_columns(self.rule).items()))
-        first = state.select(*map(quoted, keys), row.alias("_first"))
         order = Window.partitionBy(*map(quoted, keys)).orderBy(STEP)
-        paired = states.withColumn(AFTER, F.when(F.col("_present"), row)).select(
-            *map(quoted, keys), STEP, ORDER, EVENT, AFTER
-        )
-        earlier = F.when(F.row_number().over(order) == 1, F.col("_first")).otherwise(F.lag(AFTER).over(order))
-        paired = paired.join(first, keys, "left").withColumn(BEFORE, earlier).drop("_first")
+        shown = [*map(quoted, keys), STEP, ORDER]
+        after = F.when(F.col("_present"), row).alias(AFTER)
+        paired = states.select(*shown, *self.carried.values(), after)
+        earlier = F.lag(AFTER).over(order)
+        if state is not None:
+            paired = paired.join(state.select(*map(quoted, keys), row.alias("_first")), keys, "left")
+            earlier = F.when(F.row_number().over(order) == 1, F.col("_first")).otherwise(earlier)
+        # One column only now: of a struct each window would keep all.
+        event = F.struct(*(F.col(held).alias(name) for name, held in self.carried.items())).alias(EVENT)
+        paired = paired.select(*shown, event, earlier.alias(BEFORE), AFTER)
         return paired.where(self._is_in_window()) if self.rule.store.windows else paired
 
     def _is_in_window(self) -> Column:
@@ -180,7 +194,7 @@ class StoreRouter(Router):
         """The keys that have a late event: one whose order is less than that of an event that came before it."""
         before = Window.partitionBy(*map(quoted, self.keys)).orderBy(STEP).rowsBetween(Window.unboundedPreceding, -1)
         compared = events.withColumn("_known", F.max(ORDER).over(before))
-        first = f"{EVENT}._rank" if self.rule.ranked else "unix_micros(_event_time)"
+        first = self.carried["_rank"] if self.rule.ranked else "unix_micros(_event_time)"
         since = events.agg(F.min(F.expr(first))).collect()[0][0]
         if start is not None and since is not None:
             log = change_feed.events(self.spark, self.config, self.stream, None, start)
@@ -199,9 +213,7 @@ class StoreRouter(Router):
         keys = [*map(quoted, self.keys)]
         before = Window.partitionBy(*keys).orderBy(STEP).rowsBetween(Window.unboundedPreceding, -1)
         marked = events.withColumn("_late", F.coalesce(F.max(ORDER).over(before) > F.col(ORDER), F.lit(False)))
-        by_log = self._with_states(
-            self.steps, self.steps.after(events, self._empty(self.rule), None, None), self._empty(self.rule)
-        )
+        by_log = self._with_states(self.steps, self.steps.after(events, None, None, None), None)
         in_time = by_log.join(marked.where("NOT _late").select(*keys, STEP), [*self.keys, STEP], "semi")
         in_time = in_time.withColumn(ARRIVED, _arrival()).drop(STEP)
 
@@ -213,8 +225,8 @@ class StoreRouter(Router):
         order = Window.partitionBy(*keys, ARRIVAL).orderBy(ORDER)
         known = known.withColumn(STEP, F.row_number().over(order)).localCheckpoint()
         rule = replace(self.rule, added=((ARRIVAL, "INT"),))
-        steps = Steps(self.spark, self.config, rule, [EVENT])
-        walked = self._with_states(steps, steps.after(known, self._empty(rule), None, None), self._empty(rule))
+        steps = Steps(self.spark, self.config, rule, list(self.carried.values()))
+        walked = self._with_states(steps, steps.after(known, None, None, None), None)
         revised = walked.join(arrivals, [*self.keys, ARRIVAL]).where(f"{ORDER} >= _from").drop("_from", ARRIVAL, STEP)
 
         every = in_time.unionByName(revised)

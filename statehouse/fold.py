@@ -384,16 +384,18 @@ class Rule:
         )
         more = "".join(f", {column}" for column in (*of_state, *of_rows))
         carried = "".join([*(f", _s.{column}" for column in of_state), *(f", _n.{column}" for column in of_rows)])
-        # Aliases begin with '_', and the key is packed while there are `a` and `b`: a column may have any other name.
+        # Aliases begin with '_', and the key has such names while there are `a` and `b`: a column may have any other name.
+        packed = {f"_key{number}": quoted(key) for number, key in enumerate(self.keys)}
+        of = ", ".join(packed)
         return f"""
-  SELECT {self._key_list("_key.")}, {", ".join(f"{e} AS {quoted(c)}" for c, e in results.items())},
+  SELECT {", ".join(f"{name} AS {key}" for name, key in packed.items())}, {", ".join(f"{e} AS {quoted(c)}" for c, e in results.items())},
     {self._fill(reducer.event_time)} AS event_time,
     CASE WHEN _here AND {self.same("_old", value)} THEN _old_changed ELSE current_timestamp() END AS changed_at,
     reset, coalesce({self._fill(reducer.present)}, FALSE) AS _present, _here, _conflict{more}
-  FROM (SELECT _key, {combined}, _reset AS reset, _conflict, _old, _old_changed, _here{more}
-    FROM (SELECT _key, {pruned("a")} AS a, {pruned("b")} AS b, _reset, _old, _old_changed, _here{more},
+  FROM (SELECT {of}, {combined}, _reset AS reset, _conflict, _old, _old_changed, _here{more}
+    FROM (SELECT {of}, {pruned("a")} AS a, {pruned("b")} AS b, _reset, _old, _old_changed, _here{more},
         {split if reducer.additive else "FALSE"} AS _conflict
-      FROM (SELECT {struct({k: f"_n.{quoted(k)}" for k in self.keys})} AS _key,
+      FROM (SELECT {", ".join(f"_n.{key} AS {name}" for name, key in packed.items())},
           {struct({c: older(c, k) for c, k in own.items()})} AS a, {struct({c: f"_n.{quoted(c)}" for c in own})} AS b,
           greatest({older("reset", ORDER)}, _n.reset) AS _reset,
           _s.value AS _old, _s.changed_at AS _old_changed, _s.{first} IS NOT NULL AS _here{carried}

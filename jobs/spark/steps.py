@@ -30,7 +30,7 @@ from statehouse.reducers import ORDER
 from statehouse.spark_sql import quoted
 from statehouse.tables import opened, table
 
-STEP, LAST, TOLD = "_step", "_until", "_told"
+STEP, LAST = "_step", "_until"
 PASS = 500_000  # rows that could be folded in the time that one more level of the tree takes for itself
 WINDOW, NO_RESET = "_so_far", f"CAST(NULL AS {ORDER})"
 PLACE = ("_commit_version", "_partition", "_offset")
@@ -93,72 +93,87 @@ class Steps:
         The columns of the state, ``_present``, and of the event: ``_step`` (1 for the key's first), ``_at`` (when it was so), and its place in
         the log, :data:`PLACE`, with ``_place`` as text. Raises what :func:`jobs.spark.change_feed.is_gone` knows where the log or the version is gone.
         """
-        events = self.numbered(change_feed.events(self.spark, self.config, self.stream, position, head))
+        log = change_feed.events(self.spark, self.config, self.stream, position, head)
+        events = self.numbered(log).localCheckpoint()
         state = self.state_at(version).join(events.select(self.keys).distinct(), self.keys, "semi")
         return self.after(events, state, self.tombstones_at(position), head)
 
     def numbered(self, log: DataFrame, order: Sequence[str] = PLACE) -> DataFrame:
-        """The store's events out of rows of the changelog, each with its step; in another ``order`` than the log's where one is given."""
+        """The store's events out of rows of the changelog, each with its step; in another ``order`` than the log's where one is given. They are
+        read when they are used, each time."""
         log.createOrReplaceTempView("log")
         more = [*PLACE, "_log_time", *self.carried]
         events = self.spark.sql(f"SELECT * FROM {self.rule.events('log', TRY, more=more)}").dropna(subset=self.keys)
-        return events.withColumn(
-            STEP, F.row_number().over(Window.partitionBy(self.keys).orderBy(*order))
-        ).localCheckpoint()
+        return events.withColumn(STEP, F.row_number().over(Window.partitionBy(self.keys).orderBy(*order)))
+
+    def walks(self, events: DataFrame) -> bool:
+        """Whether one walk over some events may do."""
+        reducer = self.rule.store.reducer
+        return not reducer.per_agent and not reducer.written and events.where("_reset").isEmpty()
 
     def after(
-        self, events: DataFrame, state: DataFrame, tombstones: DataFrame | None, head: int | None
+        self, events: DataFrame, state: DataFrame | None, tombstones: DataFrame | None, head: int | None
     ) -> DataFrame | None:
         """The states after each of the :meth:`numbered` events, with the columns of :meth:`between`; None where there are no events.
 
-        ``state`` and ``tombstones`` are those before the first event. ``head`` is the changelog's version that has the last one; None:
+        ``state`` and ``tombstones`` are those before the first event, None where there are none. ``head`` is the changelog's version that has the last one; None:
         the events are all that their keys have. In a windowed store a step has the windows that changed, and perhaps others."""
-        reducer = self.rule.store.reducer
-        states = None
-        if not reducer.per_agent and not reducer.written and events.where("_reset").isEmpty():
-            states = self._walk(events, state, tombstones)
+        states = self._walk(events, state, tombstones) if self.walks(events) else None
         if states is None:
-            states = self._tree(events, state, tombstones, head)
+            states = self._tree(events, state or self.no_state(), tombstones, head)
         if states is None:
             return None
-        if TOLD in states.columns:
-            return states.select("*", f"{TOLD}.*").drop(TOLD)
-        event_columns = events.select(*map(quoted, self.keys), STEP, *self._event_columns())
-        return states.join(event_columns, [*self.keys, STEP])
+        told = self._event_columns()
+        if told.keys() <= {*states.columns}:
+            return states
+        event_columns = (column.alias(name) for name, column in told.items())
+        return states.join(events.select(*map(quoted, self.keys), STEP, *event_columns), [*self.keys, STEP])
 
-    def _event_columns(self) -> list[Column]:
+    def _event_columns(self) -> dict[str, Column]:
         """What each step has of its event: what is carried, or when and where it was."""
+        known = {name: F.col(name) for name in ("_order", *(self.carried or PLACE))}
         if self.carried:
-            return [F.col("_order"), *map(F.col, self.carried)]
-        at = F.least("_event_time", "_log_time").alias("_at")  # nobody tells of what is still to come
-        place = F.concat_ws(":", "_partition", "_offset").alias("_place")
-        return [at, place, *map(F.col, ("_order", *PLACE))]
+            return known
+        at = F.least("_event_time", "_log_time")  # nobody tells of what is still to come
+        return {"_at": at, "_place": F.concat_ws(":", "_partition", "_offset"), **known}
 
-    def _walk(self, events: DataFrame, state: DataFrame, tombstones: DataFrame | None) -> DataFrame | None:
+    def no_state(self) -> DataFrame:
+        """A state without rows, which Spark leaves out of its plans."""
+        nulls = ", ".join(f"CAST(NULL AS {kind}) AS {quoted(name)}" for name, kind in self.rule.state_columns.items())
+        return self.spark.sql(f"SELECT {nulls} WHERE FALSE")
+
+    def _walk(self, events: DataFrame, state: DataFrame | None, tombstones: DataFrame | None) -> DataFrame | None:
         """The states after each event where none of them is a reset: one walk over the events, with running aggregates. None where an
         earlier reset falls between values that are added up already: then they have to be folded anew."""
         # Where a key's purge is one of its windows, each step has a state of its own; else all of a key's meet the same, and keep what is
         # told of their events: to join that to them costs as much as the walk.
-        rule, carried = (self.stepped, ()) if self.rule.store.windows else (self.rule, (STEP, TOLD))
+        told = {} if self.rule.store.windows else {name: f"_told_{name}" for name in self._event_columns()}
+        rule, carried = (self.rule, (STEP, *told.values())) if told else (self.stepped, ())
         folds = {**{column: running(e) for column, e in rule.folds(NO_RESET).items()}, "reset": NO_RESET}
         aggregates = ", ".join(f"{expression} AS {quoted(column)}" for column, expression in folds.items())
         keys = ", ".join(map(quoted, self.rule.keys))
         window = f"PARTITION BY {keys} ORDER BY {STEP} ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
         columns = ", ".join([*map(quoted, rule.keys), *carried, aggregates])
-        if carried:
-            events = events.withColumn(TOLD, F.struct(*self._event_columns()))
+        if told:
+            events = events.withColumns({told[name]: column for name, column in self._event_columns().items()})
         query = f"SELECT {columns} FROM ({rule.placed('events', carried)}) WINDOW {WINDOW} AS ({window})"
-        views = {"folded": sql(self.spark, query, events=events), "state": state}
+        known = state or self.no_state()
+        views = {"folded": sql(self.spark, query, events=events), "state": known}
         if tombstones is not None:
             views["tombstones"] = tombstones
-        if not carried:
+        if not told:
             steps = views["folded"].select(*map(quoted, self.rule.keys), STEP)
-            views["state"] = state.join(steps, list(self.rule.keys))
+            views["state"] = known.join(steps, list(self.rule.keys))
             if tombstones is not None:
                 views["tombstones"] = tombstones.join(events.select(*map(quoted, self.keys), STEP), self.keys)
         named = "tombstones" if tombstones is not None else None
         rows = rule.spread("folded", "state", named)
-        combined = sql(self.spark, rule.combine(rows, "state", named, of_rows=carried), **views).localCheckpoint()
+        combined = sql(self.spark, rule.combine(rows, "state", named, of_rows=carried), **views).withColumnsRenamed(
+            {name: column for column, name in told.items()}
+        )
+        if state is None and tombstones is None:  # there was no reset
+            return combined
+        combined = combined.localCheckpoint()
         return combined if combined.where("_conflict").isEmpty() else None
 
     def _tree(

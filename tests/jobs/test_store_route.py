@@ -55,6 +55,29 @@ def test_each_event_is_told_with_its_states_whatever_the_batches(routed, broker,
 
 
 @pytest.mark.slow
+def test_a_keys_messages_are_in_the_order_of_the_log_whatever_is_asked_for(lake, broker, spark):
+    asked = {"bare": "key, _offset", "renamed": "agent AS key, _offset", "state": "key, _offset, after.value AS n"}
+    topics = {name: f"{name}-{os.getpid()}-{random.randrange(10**9)}" for name in asked}
+    routes = (
+        f"  {name}: {{from: {{store: total}}, select: [{asked[name]}], to: {{topic: {topic}, key: key}}}}\n"
+        for name, topic in topics.items()
+    )
+    house = Lake(spark, lake(CONFIG.format(topic="t") + "".join(routes), broker.bootstrap))
+    for _ in range(2):
+        for count in (40, 5, 60, 3, 20):  # a file each, of which Spark reads the largest first
+            house.ingest(random.randrange(10**6), count, resets=False)
+        house.merge()
+        house.send(*asked)
+        house.started()
+    for name, topic in topics.items():
+        offsets: dict[str, list[int]] = {}
+        for message in messages(broker.bootstrap, topic):
+            offsets.setdefault(message.key(), []).append(json.loads(message.value())["_offset"])
+        assert sum(map(len, offsets.values())) == len(house.known)
+        assert len(offsets) > 1 and all(mine == sorted(mine) for mine in offsets.values()), name
+
+
+@pytest.mark.slow
 def test_after_a_crash_a_recovery_or_a_lost_log_each_event_is_there_once(routed, broker, monkeypatch):
     names, topic = ("total_resend", "told"), routed.config.routes["told"].to.topic
     routed.ingest(random.randrange(10**6), 20)
