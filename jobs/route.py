@@ -168,7 +168,7 @@ class Router:
         count = sum(row[2] for row in ends)
         events = self.rows(log, start, head)
         if self.guard.up:
-            events = self._computable(events)
+            events = self._computable(events.localCheckpoint())
         if self.route.to.table:
             self._append(events, head, note)
         else:

@@ -35,6 +35,7 @@ EVENT, ARRIVAL, ARRIVED, ORDER = "_event", "_arrival", "_arrived", "_order"
 LOG_ORDER = ("_log_time", "_partition", "_offset")
 # Of an event, whatever is asked for: where it is, when and what it was, and what the quarantine has of it.
 TOLD_OF_ALL = ("_topic", *LOG_ORDER, "_event_time", "_rank", "_op", "_key", "_payload")
+OVER = re.compile(r"\bover\b", re.IGNORECASE)
 ALL = re.compile(r"(^|[(,])\s*\*\s*($|[,)])")  # `*`, and `struct(*)`; no product
 
 
@@ -45,6 +46,8 @@ class StoreRouter(Router):
         super().__init__(spark, config, route)
         assert route.store
         install(self.spark)
+        # Each column that is carried has another name too: what is known of n of them Spark would write down in 2^n ways.
+        self.spark.conf.set("spark.sql.constraintPropagation.enabled", "false")
         self.rule = rule_of(self.spark, config, config.stores[route.store])
         known, self.everything = columns_of(self.stream, route, self.rule)
         # What of an event nobody asks for is not carried through the walk, each step of which is written.
@@ -55,8 +58,9 @@ class StoreRouter(Router):
             name for name in ("window_start", REVISION) if name in self.columns and name not in self.rule.key_columns
         ]
         self.order, self.several = (ARRIVED, ORDER, *more), bool(more)
-        by_key = [route.to.key] == list(self.rule.keys) and route.to.key in map(str.strip, route.select)
-        self.in_order = by_key and not more and not route.multiplies
+        by_key = [route.to.key] == list(self.rule.keys) and route.to.key in [part.strip() for part in route.select]
+        sorted_anew = route.multiplies or any(OVER.search(part) for part in route.select)
+        self.in_order = by_key and not more and not sorted_anew
         self.carried = {name: f"_event{number}" for number, name in enumerate(self.event)}
         self.steps = Steps(self.spark, config, self.rule, list(self.carried.values()))
         self.keys = self.steps.keys
@@ -84,7 +88,8 @@ class StoreRouter(Router):
         events = events if once else events.localCheckpoint()
         state, tombstones = self._before(events, start)
         until = None if start is None else head
-        with_states = self._with_states(self.steps, self.steps.after(events, state, tombstones, until), state)
+        states = self.steps.after(events, state, tombstones, until, once or None)
+        with_states = self._with_states(self.steps, states, state)
         if self.route.late == RESEND:
             with_states = self._revise(with_states, events, start, head)
         if self.in_order:

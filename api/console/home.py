@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,8 +20,7 @@ from api.replica.replica import Replica
 from statehouse.config.models import Config, Store
 
 NEXT_TASKS = 5
-EVERY = 2.0  # seconds after which what the page shows is made anew, at the soonest
-SHARE = 0.02  # of a core, at the most, that this takes
+EVERY = 2.0  # seconds after which what the page shows is made anew
 
 page = Blueprint("page", __name__)
 
@@ -53,16 +51,14 @@ def _follow(app: Flask, environ: dict[str, Any], replica: Replica) -> Iterator[b
     """The changing part as server-sent events, until the service stops or the caller may no longer read."""
     before, ended = "", False
     while not ended:
-        began = time.thread_time()
         with app.request_context(environ):
             try:
                 text = render_template("now.html", **_now())
             except Problem:
                 return
-        pause = max(EVERY, (time.thread_time() - began) / SHARE)
         lines = "".join(f"data: {line}\n" for line in text.splitlines())
         yield (": \n\n" if text == before else f"{lines}\n").encode()  # the former shows whether the caller is there
-        before, ended = text, replica.ends_within(pause)
+        before, ended = text, replica.ends_within(EVERY)
 
 
 @screen("reads.list_stores", "tables.list_streams")

@@ -11,6 +11,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -22,7 +23,10 @@ from api.replica.snapshot import Snapshot
 from api.replica.tail import Tail
 
 UNASKED, UNASKED_SECONDS = 2000, 0.2  # keys that are folded before anybody asks: how many at once, and how often
-FOR_EACH, MOST = 500, 50 * UNASKED  # so many for each reader that had to wait: one alone costs little
+READ_SECONDS = (
+    10.0  # that goes on for so long after readers had to wait this often within a second; one alone costs little
+)
+OFTEN = 5
 log = logging.getLogger("statehouse.api")
 
 
@@ -35,6 +39,7 @@ class FoldThread:
         # It keeps no tail: one that was replaced, and its version, leave memory at once.
         self._tails: WeakValueDictionary[str, Tail] = WeakValueDictionary()
         self._thread: threading.Thread | None = None
+        self._waits: WeakKeyDictionary[Tail, deque[float]] = WeakKeyDictionary()  # when the last ones had to
         self._error = ""
 
     def reader(self, tail: Tail, events: PendingEvents) -> PendingReader:
@@ -59,11 +64,11 @@ class FoldThread:
             snapshot.clear()
 
     def _run(self) -> None:
-        unasked: WeakKeyDictionary[Tail, int] = WeakKeyDictionary()  # how many keys are folded, too
+        read: WeakKeyDictionary[Tail, float] = WeakKeyDictionary()  # until when the rest is folded, too
         due = 0.0
         while True:
-            self._fold_asked(self._take(max(0.0, due - time.monotonic()) if unasked else None), unasked)
-            if time.monotonic() >= due and not self._fold_unasked(unasked):
+            self._fold_asked(self._take(max(0.0, due - time.monotonic()) if read else None), read)
+            if time.monotonic() >= due and not self._fold_unasked(read):
                 due = time.monotonic() + UNASKED_SECONDS
 
     def _take(self, timeout: float | None) -> list[FoldRequest]:
@@ -75,27 +80,29 @@ class FoldThread:
                 requests.append(self._requests.get_nowait())
         return requests
 
-    def _fold_asked(self, requests: Sequence[FoldRequest], unasked: WeakKeyDictionary[Tail, int]) -> None:
+    def _fold_asked(self, requests: Sequence[FoldRequest], read: WeakKeyDictionary[Tail, float]) -> None:
         """All that waits at once, a store after the other."""
         for name in dict.fromkeys(request.tail for request in requests):
             here = [request for request in requests if request.tail == name]
             try:
                 if (tail := self._tails.get(name)) is not None:  # else nothing is pending there any more
-                    unasked[tail] = min(MOST, unasked.get(tail, 0) + FOR_EACH * len(here))
+                    now, waits = time.monotonic(), self._waits.setdefault(tail, deque(maxlen=OFTEN))
+                    waits.extend([now] * len(here))
+                    if len(waits) == OFTEN and now - waits[0] < 2:
+                        read[tail] = now + READ_SECONDS
                     with self._locks.turn, FOLD_PRIORITY, self.shown_or_cleared(tail.snapshot):
                         tail.fold_asked([request.keys for request in here])
             finally:
                 for request in here:
                     request.done.set()
 
-    def _fold_unasked(self, unasked: WeakKeyDictionary[Tail, int]) -> bool:
+    def _fold_unasked(self, read: WeakKeyDictionary[Tail, float]) -> bool:
         """Some keys that nobody waits for; whether there are as many more of them."""
         left = False
-        for tail, count in list(unasked.items()):
+        for tail, until in list(read.items()):
             with self._locks.turn, FOLD_PRIORITY, self.shown_or_cleared(tail.snapshot):
-                tail.fold_some(min(UNASKED, count))
-            unasked[tail] = count - UNASKED
-            if unasked[tail] <= 0:
-                del unasked[tail]
-            left |= tail in unasked and len(tail.snapshot.stale) >= UNASKED
+                tail.fold_some(UNASKED)
+            left |= len(tail.snapshot.stale) >= UNASKED
+            if time.monotonic() > until:
+                del read[tail]
         return left

@@ -19,14 +19,9 @@ JSON_OPTIONS = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
-# A producer that has lost its broker says so while someone still waits for it. It sends in batches: what a round sends came at once.
-PRODUCER = {
-    "delivery.timeout.ms": "30000",
-    "request.timeout.ms": "10000",
-    "max.block.ms": "15000",
-    "linger.ms": "20",
-    "batch.size": "262144",
-}
+# A producer that has lost its broker says so while someone still waits for it.
+PATIENCE = {"delivery.timeout.ms": "30000", "request.timeout.ms": "10000", "max.block.ms": "15000", "linger.ms": "20"}
+BATCH = 262144  # bytes: what a round sends is there at once
 
 
 @dataclass(frozen=True)
@@ -75,6 +70,8 @@ def size() -> Column:
 
 def send(messages: DataFrame, config: Config, topic: str, largest: int) -> None:
     """Send rows of :data:`MESSAGE`; all are acknowledged when it returns. ``largest`` is what the topic takes, in bytes."""
-    properties = {**PRODUCER, "max.request.size": str(largest), **databricks.client(config.kafka)}
+    # A batch that the topic does not take would be tried again as it is (KAFKA-8350).
+    sizes = {"max.request.size": str(largest), "batch.size": str(min(BATCH, largest))}
+    properties = {**PATIENCE, **sizes, **databricks.client(config.kafka)}
     writer = messages.select(*MESSAGE).write.format("kafka").option("topic", topic)
     writer.options(**{f"kafka.{name}": value for name, value in properties.items()}).save()

@@ -112,13 +112,19 @@ class Steps:
         return not reducer.per_agent and not reducer.written and events.where("_reset").isEmpty()
 
     def after(
-        self, events: DataFrame, state: DataFrame | None, tombstones: DataFrame | None, head: int | None
+        self,
+        events: DataFrame,
+        state: DataFrame | None,
+        tombstones: DataFrame | None,
+        head: int | None,
+        walks: bool | None = None,
     ) -> DataFrame | None:
         """The states after each of the :meth:`numbered` events, with the columns of :meth:`between`; None where there are no events.
 
         ``state`` and ``tombstones`` are those before the first event, None where there are none. ``head`` is the changelog's version that has the last one; None:
-        the events are all that their keys have. In a windowed store a step has the windows that changed, and perhaps others."""
-        states = self._walk(events, state, tombstones) if self.walks(events) else None
+        the events are all that their keys have. ``walks`` is what :meth:`walks` says, where it is known. In a
+        windowed store a step has the windows that changed, and perhaps others."""
+        states = self._walk(events, state, tombstones) if walks or self.walks(events) else None
         if states is None:
             states = self._tree(events, state or self.no_state(), tombstones, head)
         if states is None:

@@ -56,10 +56,15 @@ def test_each_event_is_told_with_its_states_whatever_the_batches(routed, broker,
 
 @pytest.mark.slow
 def test_a_keys_messages_are_in_the_order_of_the_log_whatever_is_asked_for(lake, broker, spark):
-    asked = {"bare": "key, _offset", "renamed": "agent AS key, _offset", "state": "key, _offset, after.value AS n"}
+    asked = {
+        "bare": ["key"],
+        "renamed": ["agent AS key"],
+        "state": ["key", "after.value AS n"],
+        "sorted": ["key", "row_number() OVER (PARTITION BY key ORDER BY _offset DESC) AS nth"],
+    }
     topics = {name: f"{name}-{os.getpid()}-{random.randrange(10**9)}" for name in asked}
     routes = (
-        f"  {name}: {{from: {{store: total}}, select: [{asked[name]}], to: {{topic: {topic}, key: key}}}}\n"
+        f"  {name}: {{from: {{store: total}}, select: {json.dumps(['_offset', *asked[name]])}, to: {{topic: {topic}, key: key}}}}\n"
         for name, topic in topics.items()
     )
     house = Lake(spark, lake(CONFIG.format(topic="t") + "".join(routes), broker.bootstrap))

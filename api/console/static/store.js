@@ -3,7 +3,7 @@
 import { tell } from "./console.js";
 
 const EVERY = 2000; // milliseconds; and a server that takes long is asked less often
-const SHARE = 20;
+const [SHARE, MOST] = [20, 30000];
 const table = document.getElementById("rows");
 const path = (row) => JSON.parse(table.dataset.names).map((name) => row[name]);
 let before = null;
@@ -41,7 +41,7 @@ async function update(target, columns) {
       }
     } catch { /* the server is away: what was there stays */ }
   }
-  setTimeout(update, Math.max(EVERY, SHARE * (performance.now() - began)), target, columns);
+  setTimeout(update, Math.min(MOST, Math.max(EVERY, SHARE * (performance.now() - began))), target, columns);
 }
 
 if (table) {
