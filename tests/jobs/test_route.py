@@ -9,12 +9,14 @@ import threading
 from collections import Counter
 
 import pytest
+from pyspark.sql import functions as F
 
 from jobs.attempts import Attempts
 from jobs.check import problems
 from jobs.ingest import Ingest
 from jobs.route import Router
 from jobs.run import send_on
+from jobs.spark.kafka_sink import headers, send
 from statehouse import kafka
 from statehouse.config.models import Route
 from statehouse.errors import ConfigError
@@ -206,6 +208,18 @@ def test_a_message_that_is_too_long_is_in_the_quarantine_once(spark, broker, sol
     assert (f"{topic}:0:5", "0") in found and (f"{topic}:0:5", "1") not in found
     refused = [r for r in rows(spark, f"{config.root}/quarantine/sales") if r["offset"] == 5]
     assert len(refused) == 1 and refused[0]["reason"].startswith("route codes: found a message of ")
+
+
+def test_a_topic_that_takes_little_at_once_takes_many_messages(spark, broker, sold):
+    config, _, _ = sold
+    topic = f"{config.streams['sales'].topic}-small"
+    kafka.create_topic(config.kafka, topic, {"max.message.bytes": "3000"})
+    number = {"statehouse-source": F.col("id"), "statehouse-part": F.lit(0)}
+    sent = spark.range(200).select(
+        F.lit("k").alias("key"), F.lit(f'"{"v" * 500}"').alias("value"), headers(number).alias("headers")
+    )
+    send(sent, config, topic, 3000)
+    assert len(topic_of(broker.bootstrap, topic)[0]) == 200
 
 
 @pytest.mark.parametrize(
