@@ -204,7 +204,7 @@ class Steps:
             if span > 1:
                 state, tombstones = self._before(states, known, absent, parent // span, (head or 0) + level + 1)
         if self.rule.store.windows:
-            states = self._add_ended_windows(states, ends, spans[-2])
+            states = self._add_ended_windows(states, counted, ends, spans[-2])
         return states.withColumn(STEP, F.col(STEP) + 1)
 
     def _spread(self, rows: DataFrame, ends: DataFrame, first: str, parent: int, span: int) -> DataFrame:
@@ -262,9 +262,12 @@ class Steps:
         known = tombstones.unionByName(more) if tombstones is not None else more
         return state.localCheckpoint(), known.localCheckpoint()
 
-    def _add_ended_windows(self, steps: DataFrame, ends: DataFrame, each: int) -> DataFrame:
-        """The same, with a row that is not present for each step after which a window is gone: a purge leaves no row of a sum."""
+    def _add_ended_windows(self, steps: DataFrame, events: DataFrame, ends: DataFrame, each: int) -> DataFrame:
+        """The same, with a row that is not present for each step after which a window is gone, or never was: a purge leaves no row of a sum,
+        neither of what it met nor of an event from before it that comes later."""
         keys, part = list(self.rule.keys), F.expr(f"{STEP} div {each}").alias("_part")
-        begun = steps.dropna(subset=keys).groupBy(*keys, part).agg(F.min(STEP).alias(STEP)).drop("_part")
+        placed = sql(self.spark, self.stepped.placed("events"), events=events)
+        known = steps.select(*keys, STEP).unionByName(placed.select(*keys, STEP)).dropna(subset=keys)
+        begun = known.groupBy(*keys, part).agg(F.min(STEP).alias(STEP)).drop("_part")
         every = self._spread(begun, ends, STEP, each, 1)
         return every.join(steps, [*keys, STEP], "left").fillna(False, ["_present"])

@@ -22,7 +22,7 @@ from tests.support import payloads
 from tests.support.depth import sized
 from tests.support.lakes import T0
 from tests.support.records import SCHEMA, iso, record, rows
-from tests.support.store_routes import CONFIG, Lake, appended, text
+from tests.support.store_routes import CONFIG, ROUTE, Lake, appended, text
 from tests.support.topics import messages
 
 
@@ -52,6 +52,26 @@ def test_each_event_is_told_with_its_states_whatever_the_batches(routed, broker,
     for key in {k for k, *_ in expected}:  # of a key in the order of the log
         pairs = [(b or 0, a) for k, b, a in expected if k == key and b != a]
         assert [(m["had"], m["has"]) for m in found if m["key"] == key] == pairs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("passes", [1, 10**6])
+def test_a_report_from_before_a_purge_is_told_though_its_window_never_was(lake, spark, monkeypatch, passes):
+    monkeypatch.setattr("jobs.spark.steps.PASS", passes)
+    house = Lake(
+        spark, lake(CONFIG.format(topic="t") + ROUTE.format(store="hours", late="append", more=", window_start"))
+    )
+    hour, records, events = 3_600_000_000, [], []
+    sent = [("report", 5), ("purge", 4), ("report", 1), ("report", 6), ("report", 2)]
+    for offset, (op, hours) in enumerate(sent):
+        time = T0 + hours * hour
+        body = {"key": "k", "agent": "p", "n": 1, "ts": iso(time)} if op == "report" else None
+        events.append(("k", ("hours",), {"op": op, "agent": "p", "n": 1, "order": (time, 0, offset)}))
+        records.append(record("t", 0, offset, time, "k", body))
+    house.ingest_these(records, events)
+    house.merge()
+    house.send()
+    house.check([("hours", "append")])
 
 
 @pytest.mark.slow

@@ -170,6 +170,9 @@ class Lake:
             kept = [place for place, (*_, event) in enumerate(events) if event["op"] == "report"]
             records, events = ([many[place] for place in kept] for many in (records, events))
         self.offset += count
+        self.ingest_these(records, events)
+
+    def ingest_these(self, records, events):
         self.known += events
         ingest = Ingest(self.spark, self.config, self.config.streams["s"])
         ingest.batch(self.spark.createDataFrame(records, SCHEMA))
