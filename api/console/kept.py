@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from flask import copy_current_request_context
+
+from api.errors import Problem
 
 SECONDS = 10.0  # for which something that was made is new enough
 
@@ -45,11 +48,12 @@ class Kept:
         return made.what if made else None
 
     def _make(self, name: str, of: Hashable, make: Callable[[], Any]) -> Any:
+        made = Made(self, time.monotonic(), None)  # of no state: what could not be made is tried again in a while
         try:
-            what = make()
-            with self._lock:
-                self._made[name] = Made(of, time.monotonic(), what)
-            return what
+            with suppress(Problem):  # it is one more thing on the page, and no reason to show none
+                made = Made(of, time.monotonic(), make())
+            return made.what
         finally:
             with self._lock:
+                self._made[name] = made
                 self._making.discard(name)

@@ -77,7 +77,7 @@ def page(store: str, key: str) -> str:
         per_agent=bool(reducer and reducer.per_agent),
         writable=writable,
         events=_told(events["events"], bool(reducer and reducer.additive), values),
-        since=_since(events, values, at),
+        since=_since(events, values, at) if at or "cursor" not in given else None,
         newest=target if "cursor" in given else None,
         wrong=events["wrong"],
         older=f"{target}?{urlencode({**given, 'cursor': events['cursor']})}#timeline" if events["cursor"] else None,

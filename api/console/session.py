@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 from flask import redirect, render_template, request
 from werkzeug.wrappers import Response as Answer
 
 from api.console.screens import console, page_of
 from api.http.access import COOKIE
 from api.http.context import service
-
-DAYS = 30
 
 
 @console.post("/console/session")
@@ -23,7 +23,8 @@ def sign_in() -> Answer:
     if gate.holder(token) is None:
         return _form("this token is not known", 401)
     response = redirect(_within(request.form.get("next", "")), 303)
-    response.set_cookie(COOKIE, token, DAYS * 86_400, httponly=True, samesite="Strict", secure=request.is_secure)
+    secure = request.is_secure or request.headers.get("Origin", "").startswith("https:")
+    response.set_cookie(COOKIE, token, 30 * 86_400, httponly=True, samesite="Lax", secure=secure)
     return response
 
 
@@ -32,23 +33,23 @@ def sign_out() -> Answer:
     """Forget the token."""
     response = redirect(f"{request.script_root}/", 303)
     if _same_origin():
-        response.delete_cookie(COOKIE, httponly=True, samesite="Strict", secure=request.is_secure)
+        response.delete_cookie(COOKIE)
     return response
 
 
 def _form(wrong: str, status: int) -> Answer:
-    problem = {"status": 401, "title": "Sign in", "detail": wrong}
-    target = _within(request.form.get("next", ""))
+    problem, target = {"status": 401, "title": "Sign in", "detail": wrong}, _within(request.form.get("next", ""))
     return page_of(render_template("problem.html", problem=problem, target=target), status)
 
 
 def _same_origin() -> bool:
-    """Whether a form is this site's: browsers say where it came from."""
+    """Whether a form is this site's: browsers say where it came from. A proxy in front may speak TLS where this does not."""
     origin = request.headers.get("Origin")
-    return origin in (None, request.host_url.rstrip("/"))
+    return origin is None or urlsplit(origin).netloc == request.host
 
 
 def _within(target: str) -> str:
     """A path of this site; the first page instead of any other address."""
-    inside = target.startswith("/") and not target.startswith(("//", "/\\")) and target.isprintable()
+    elsewhere = ("//", "/\\", f"{request.script_root}/console/")  # of the last nothing can be opened
+    inside = target.startswith("/") and not target.startswith(elsewhere) and target.isprintable()
     return target if inside else f"{request.script_root}/"

@@ -95,17 +95,13 @@ def _spread(store: Mapping[str, Any]) -> Any:
         return None
     name, numeric = store["name"], _numeric(store)
     query = f'SELECT value::VARCHAR AS v, count(*) AS n FROM state."{name}" GROUP BY ALL ORDER BY n DESC, v LIMIT {LEVELS + 1}'
-    try:
-        rows = ask("/sql", {"q": query})["rows"]
-        if len(rows) <= LEVELS or not numeric:
-            shown = {plain(row["v"]): row["n"] for row in rows[:LEVELS] if row["v"] is not None}
-            literals = {v: v if numeric or kind == "BOOLEAN" else literal(v) for v in shown}
-            targets = {v: _target(name, {"where": f"value = {literals[v]}"}, []) + "#keys" for v in shown}
-            telling = len(rows) <= LEVELS or rows[0]["n"] > 1  # else each is another
-            return charts.bars(shown, targets) if shown and telling else None
+    rows = ask("/sql", {"q": query})["rows"]
+    if len(rows) > LEVELS and numeric:
         return _histogram(name)
-    except Problem:  # it is one more thing on the page, and no reason to show none
-        return None
+    shown = {plain(row["v"]): row["n"] for row in rows[:LEVELS] if row["v"] is not None}
+    literals = {v: v if numeric or kind == "BOOLEAN" else literal(v) for v in shown}
+    targets = {v: _target(name, {"where": f"value = {literals[v]}"}, []) + "#keys" for v in shown}
+    return charts.bars(shown, targets) if shown and (len(rows) <= LEVELS or rows[0]["n"] > 1) else None
 
 
 def _histogram(name: str) -> Any:

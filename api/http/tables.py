@@ -45,9 +45,8 @@ STREAM = answers.record(
 @declared(answers={200: Answer("the tables", {JSON: answers.record({"tables": answers.listed(NOW)})})})
 def list_tables() -> Response:
     """Every table of the lake: version, rows, bytes, files, and what the last commit did."""
-    logs = {name: service().logs.of(name) for name in service().logs}
-    last = {name: next(log.sized_commits(), None) for name, log in logs.items()}
-    return answer({"tables": [{**_sizes(name, log), "last": last[name]} for name, log in logs.items()]})
+    logs = ((name, service().logs.of(name)) for name in service().logs)
+    return answer({"tables": [{**_sizes(name, log), "last": next(log.sized_commits(), None)} for name, log in logs]})
 
 
 @lake_tables.get("/tables/<table>")

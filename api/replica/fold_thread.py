@@ -23,10 +23,7 @@ from api.replica.snapshot import Snapshot
 from api.replica.tail import Tail
 
 UNASKED, UNASKED_SECONDS = 2000, 0.2  # keys that are folded before anybody asks: how many at once, and how often
-READ_SECONDS = (
-    10.0  # that goes on for so long after readers had to wait this often within a second; one alone costs little
-)
-OFTEN = 5
+READ_SECONDS, OFTEN = 10.0, 4  # how long that goes on after readers had to wait so often within two seconds
 log = logging.getLogger("statehouse.api")
 
 

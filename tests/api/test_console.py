@@ -295,11 +295,16 @@ def test_signing_in(tmp_path: Path) -> None:
         ).status_code
         == 403
     )
-    for aim, leads in ((target, target), ("//elsewhere/x", "/"), ("https://elsewhere", "/"), ("/\\elsewhere", "/")):
+    inside = (target, target), ("/console/session?", "/")
+    for aim, leads in (*inside, ("//elsewhere/x", "/"), ("https://elsewhere", "/"), ("/\\elsewhere", "/")):
         done = client.post("/console/session", data={"token": "may-write", "next": aim})
         assert done.status_code == 303 and done.headers["Location"] == leads
+    secure = client.post(
+        "/console/session", data={"token": "may-write"}, headers={"Origin": "https://localhost"}
+    )  # by a proxy that speaks TLS
+    assert secure.status_code == 303 and "Secure" in secure.headers["Set-Cookie"]
     cookie = done.headers["Set-Cookie"]
-    assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
+    assert "HttpOnly" in cookie and "SameSite=Lax" in cookie
     page = shown(client.get(target, headers=HTML))
     assert "/stores/last/keys/a" in page.links and "Sign out" in page.text
     mark = re.search('name="csrf" content="([^"]+)"', client.get("/", headers=HTML).text)

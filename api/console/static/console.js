@@ -52,7 +52,7 @@ document.addEventListener("click", async (event) => {
   if (!link) return;
   event.preventDefault();
   const query = new URLSearchParams(new URL(link.href).search || location.search);
-  query.delete("hide");
+  for (const name of ["hide", "cursor", "limit"]) query.delete(name); // all of it, not the page at hand
   for (const [name, value] of [...query]) if (!value) query.delete(name);
   const response = await fetch(`${link.pathname}?${query}`, { headers: { Accept: link.dataset.accept } });
   if (!response.ok) return alert((await response.json()).detail);

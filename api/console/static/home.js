@@ -17,11 +17,12 @@ function replace(here, there) {
 
 function show({ data }) {
   const live = document.getElementById("live"); // a new one, where it was replaced
-  if (live.contains(document.activeElement)) return;
+  const focused = live.contains(document.activeElement) && document.activeElement.getAttribute("href");
   const fresh = live.cloneNode(false);
   fresh.innerHTML = data;
   tell(fresh); // as it is told here
   replace(live, fresh);
+  if (focused) document.querySelector(`#live a[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
 }
 
 function follow() {
