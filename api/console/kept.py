@@ -48,12 +48,13 @@ class Kept:
         return made.what if made else None
 
     def _make(self, name: str, of: Hashable, make: Callable[[], Any]) -> Any:
-        made = Made(self, time.monotonic(), None)  # of no state: what could not be made is tried again in a while
+        what: Any = None
+        state: Hashable = self  # which is none: what could not be made is tried again in a while
         try:
             with suppress(Problem):  # it is one more thing on the page, and no reason to show none
-                made = Made(of, time.monotonic(), make())
-            return made.what
+                what, state = make(), of
+            return what
         finally:
             with self._lock:
-                self._made[name] = made
+                self._made[name] = Made(state, time.monotonic(), what)
                 self._making.discard(name)
