@@ -133,18 +133,7 @@ def key_of(row: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
-    "moment": moment,
-    "age": age,
-    "value": value,
-    "number": number,
-    "reports": reports,
-    "size": size,
-    "milliseconds": milliseconds,
-    "path": path,
-    "plain": plain,
-    "key_of": key_of,
-    "name": name,
-    "json": lambda found: dumps(found),
+    **{f.__name__: f for f in (moment, age, value, number, reports, size, milliseconds, path, plain, key_of, name)},
     "pretty": lambda found: escape(pretty(found)),
 }
 

@@ -19,21 +19,11 @@ from api.errors import Problem, bad_parameter
 from api.http import paths
 from api.http.context import service
 from statehouse.reducers import REDUCERS, parse_reduce
+from statehouse.values import RESERVED
 
 EVENTS = 100
 LEVELS = 8  # texts that a chart has lines for
-OWN = [
-    "value",
-    "reports",
-    "windows",
-    "event_time",
-    "changed_at",
-    "reset",
-    "position",
-    "provisional",
-    "offsets",
-    "window_start",
-]
+OWN = (*RESERVED, "reports", "windows", "provisional", "offsets")
 
 
 @screen("reads.get_key")
@@ -46,10 +36,14 @@ def page(store: str, key: str) -> str:
     events = _history(target, given.get("cursor"))
     if current is None and not events["events"] and not events["wrong"]:
         raise Problem(404, "unknown-key", f"found no {key[:100]!r} in {store}", position=None)
-    shown, at = current, given.get("at")
-    if at:
-        shown = _state(target, {"at": _moment(at)})
-    against = _state(target, {"at": _moment(given["against"])}) if given.get("against") else None
+    moments: dict[str, str] = {}
+    states, wrong = {"at": current, "against": None}, None
+    try:
+        moments = {name: _moment(name, given[name]) for name in states if name in given}
+        states |= {name: _state(target, {"at": moment}) for name, moment in moments.items()}
+    except Problem as problem:  # most often a time that is not one yet
+        moments, wrong = {}, problem.detail
+    shown, at = states["at"], moments.get("at")
     rule = document["reduce"] if isinstance(document["reduce"], str) else ""
     reducer = REDUCERS.get(parse_reduce(rule)[0]) if rule else None
     reports = (shown or {}).get("reports")
@@ -69,15 +63,19 @@ def page(store: str, key: str) -> str:
         target=target,
         current=current,
         shown=shown,
-        at=_moment(at) if at else None,
-        against=against,
-        against_at=given.get("against"),
+        at=at,
+        against=states["against"],
+        against_at=moments.get("against"),
+        asked=given,
+        kept={name: given[name] for name in ("cursor", "against") if name in given},
+        mistaken=wrong,
         votes=standing,
         why=why,
         per_agent=bool(reducer and reducer.per_agent),
         writable=writable,
         events=_told(events["events"], bool(reducer and reducer.additive), values),
         since=_since(events, values, at) if at or "cursor" not in given else None,
+        chosen=_chosen(events["events"], at, "cursor" in given) if at else None,
         newest=target if "cursor" in given else None,
         wrong=events["wrong"],
         older=f"{target}?{urlencode({**given, 'cursor': events['cursor']})}#timeline" if events["cursor"] else None,
@@ -107,11 +105,19 @@ def _history(target: str, cursor: str | None) -> dict[str, Any]:
         return {**nothing, "wrong": error.description}
 
 
-def _moment(text: str) -> str:
+def _moment(name: str, text: str) -> str:
     try:
         return canonical(text, "TIMESTAMP")
     except ValueError as error:
-        raise bad_parameter("at", text, error) from None
+        raise bad_parameter(name, text, error) from None
+
+
+def _chosen(events: Sequence[Mapping[str, Any]], at: str, older: bool) -> int | None:
+    """Which of a page's events, the newest first, was the last one by a moment; None where it is not of this page."""
+    times = [stamp(event["event_time"]) for event in events if event["event_time"]]
+    if len(times) < len(events) or not times or (older and stamp(at) > times[0]):
+        return None
+    return next((number for number, time in enumerate(times) if time <= stamp(at)), None)
 
 
 def _told(events: list[dict[str, Any]], additive: bool, values: list[Any] | None) -> list[dict[str, Any]]:
@@ -152,7 +158,7 @@ def _since(history: Mapping[str, Any], values: list[Any] | None, at: str | None)
         return None
     told = list(zip(history["events"][::-1], values, strict=True))
     if at:
-        told = [(event, value) for event, value in told if stamp(event["event_time"]) <= stamp(_moment(at))]
+        told = [(event, value) for event, value in told if stamp(event["event_time"]) <= stamp(at)]
     since: str | None = None
     for number in range(len(told) - 1, -1, -1):
         if told[number][1] != told[-1][1]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
-from flask import render_template
+from flask import current_app, render_template
 
 from api.console import charts
-from api.console.screens import ask, asked, screen
-from api.errors import Problem
+from api.console.screens import KEPT, ask, asked, screen
 from statehouse.requeue import KIND
 
 PAGE = 50
 REASONS = 20
+WAIT = 3.0  # seconds for the counts of reasons: someone else's statement may take long
 
 
 @screen("refusals.quarantine")
@@ -26,7 +27,9 @@ def page(stream: str) -> str:
         "quarantine.html",
         stream=known,
         page=refused,
-        reasons=_reasons(stream),
+        reasons=current_app.extensions[KEPT].get(
+            f"quarantine.{stream}", known["quarantined"], partial(_reasons, stream), WAIT
+        ),
         reason=given.get("reason"),
         spark=charts.sparkline(known["quarantined_per_minute"], "refused in each of the last 15 minutes"),
         following=f"?{urlencode({**chosen, 'cursor': refused['cursor']})}" if refused["cursor"] else None,
@@ -38,8 +41,5 @@ def _reasons(stream: str) -> list[dict[str, Any]]:
     """The reasons, with how many records each has and when it was last given. What differs from record to record is left out."""
     query = f'''SELECT {KIND} AS reason, count(*) AS records, min(log_time) AS first, max(log_time) AS last
         FROM quarantine."{stream}" GROUP BY ALL ORDER BY records DESC, reason LIMIT {REASONS}'''
-    try:
-        rows: list[dict[str, Any]] = ask("/sql", {"q": query})["rows"]
-    except Problem:  # the page has the records all the same
-        return []
+    rows: list[dict[str, Any]] = ask("/sql", {"q": query})["rows"]
     return rows

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlencode
 
-from flask import Blueprint, Flask, Response, abort, current_app, render_template, request
+from flask import Blueprint, Flask, Response, abort, current_app, g, render_template, request
 
 from api.console import format
 from api.console.kept import Kept
@@ -60,6 +60,7 @@ def install(app: Flask) -> None:
             "streams": list(service().config.streams),
             "has_tasks": service().config.tasks is not None,
             "signed_in": COOKIE in request.cookies,
+            "may_write": g.get("may_write", False),
             "csrf": csrf_token(request.cookies.get(COOKIE, "")),
         }
 

@@ -20,7 +20,7 @@ from statehouse.tables import position, table
 from statehouse.types import NUMBERS
 
 PAGE = 50
-FEW = 50_000  # keys whose values are counted while one waits
+FEW, WAIT = 50_000, 3.0  # keys whose values are counted while one waits, so many seconds
 LEVELS = 12  # values that are shown with their counts
 FILTERS = ("prefix", "from", "to", "where", "freshness")
 RULE = ("stream", "where", "key", "agent", "value", "window", "retention", "reduce", "publish")
@@ -55,7 +55,7 @@ def page(store: str) -> str:
         fresh=words.freshness(document)[0],
         page=keys,
         wrong=wrong,
-        limit=given.get("limit", PAGE),
+        all_of_it=_target(store, {name: given[name] for name in FILTERS if name in given}, []),
         names=names,
         columns=columns,
         hidden=hidden,
@@ -67,7 +67,7 @@ def page(store: str) -> str:
         show={name: _target(store, given, [other for other in hidden if other != name]) for name in hidden},
         behind=document["head"] - merged if None not in (document["head"], merged) else 0,
         such_as="value > 10" if _numeric(document) else "value = 'alarm'",
-        spread=spreads.get(store, merged, partial(_spread, document), document["keys"] < FEW),
+        spread=spreads.get(store, merged, partial(_spread, document), WAIT if document["keys"] < FEW else 0),
         uses=_uses(document),
     )
 

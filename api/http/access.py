@@ -52,6 +52,7 @@ class Gate:
         token = _token(request.headers.get("Authorization", "")) or _of_cookie()
         holder = self._tokens.find(token) if self._tokens else None
         g.caller = holder.name if holder else None
+        g.may_write = "write" in holder.scopes if holder else self._tokens is None
         # Before it is said that a token is wrong, so that nobody can try many.
         caller: Hashable = ("token", holder.name) if holder else ("address", request.remote_addr)
         if WITHIN not in request.environ and (seconds := self.wait(caller)):

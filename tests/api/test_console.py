@@ -21,7 +21,7 @@ from werkzeug.test import TestResponse
 from api import create_app
 from api.console import format, kept
 from api.console.kept import Kept
-from api.console.key import _since, _told, course
+from api.console.key import _chosen, _since, _told, course
 from api.console.votes import result, votes
 from api.console.words import sentence
 from api.http.access import CSRF
@@ -127,9 +127,10 @@ def shown(response: TestResponse, status: int = 200) -> Page:
 
 @pytest.mark.parametrize("store", ["status", "alarm", "last", "tagged", "pairs", "hours", "by_till", "days", "names"])
 def test_a_store(client: FlaskClient, store: str) -> None:
+    client.get("/sql?q=SELECT+1")  # its process has begun then, and counts the values while one waits
     page = shown(client.get(f"/stores/{store}/keys", headers=HTML))
     assert store in page.text and "The rule" in page.text
-    assert shown(client.get(f"/stores/{store}", headers=HTML)).links == page.links
+    eventually(lambda: shown(client.get(f"/stores/{store}", headers=HTML)).links == page.links)
     for link in [link for link in page.links if link.startswith(f"/stores/{store}/keys/")]:
         shown(client.get(link, headers=HTML))
 
@@ -171,7 +172,10 @@ def test_what_is_wrong_is_a_page_with_the_same_status(client: FlaskClient) -> No
     shown(client.get("/nothing", headers=HTML), 404)
     shown(client.get("/tables/nix", headers=HTML), 404)
     shown(client.get("/streams/nix/quarantine", headers=HTML), 404)
-    shown(client.get("/stores/last/keys/a%2Fb?at=yesterday", headers=HTML), 400)
+    for name in ("at", "against"):
+        page = shown(client.get(f"/stores/last/keys/a%2Fb?{name}=yesterday", headers=HTML))
+        assert f"{name}: found 'yesterday'" in page.text, "a time that is not one yet keeps the page"
+    assert "?" in shown(client.get("/stores/last/diff?from=99", headers=HTML), 404).links, "a way on without it"
     page = shown(client.get("/stores/last/keys?where=nothing+%3D+1", headers=HTML))
     assert "where:" in page.text, "a condition that is not one yet keeps the page"
 
@@ -189,6 +193,8 @@ def test_keys_can_be_filtered_and_paged_and_columns_hidden(client: FlaskClient) 
     assert "Hidden:" in hidden.text and any(
         "hide=value" in link and "hide=event_time" not in link for link in hidden.links
     )
+    part = shown(client.get("/stores/by_till/keys?where=value+%3E+9&limit=3&hide=value&unknown=1", headers=HTML))
+    assert part.links.count("/stores/by_till/keys?where=value+%3E+9") == 3, "what can be downloaded is all that matches"
     bars = [link for link in first.links if "BETWEEN" in link]
     assert len(bars) > 5
     shown(client.get(bars[0], headers=HTML))
@@ -207,6 +213,7 @@ def test_a_key_with_its_votes_and_history(client: FlaskClient) -> None:
     assert "As of" in shown(client.get(then, headers=HTML)).text
     both = shown(client.get(f"{then}&against={quote(MOMENT.isoformat())}", headers=HTML))
     assert "absent" in both.text
+    assert all("against=" in link for link in both.links if "at=" in link), "a click on an event compares as before"
     assert "said so before" in shown(client.get("/stores/last/keys/b", headers=HTML)).text
     assert "Change it by hand" not in shown(client.get("/stores/hours/keys/a", headers=HTML)).text, (
         "a window cannot be set"
@@ -307,6 +314,7 @@ def test_signing_in(tmp_path: Path) -> None:
     assert "HttpOnly" in cookie and "SameSite=Lax" in cookie
     page = shown(client.get(target, headers=HTML))
     assert "/stores/last/keys/a" in page.links and "Sign out" in page.text
+    assert "Change it by hand" in shown(client.get("/stores/last/keys/a", headers=HTML)).text
     mark = re.search('name="csrf" content="([^"]+)"', client.get("/", headers=HTML).text)
     assert mark
     put = {"json": {"value": "no number"}}
@@ -322,6 +330,7 @@ def test_signing_in(tmp_path: Path) -> None:
     client.post("/console/session", data={"token": "may-read"})
     mark = re.search('name="csrf" content="([^"]+)"', client.get("/", headers=HTML).text)
     assert mark and client.put("/stores/last/keys/a", headers={CSRF: mark[1]}, **put).status_code == 403
+    assert "Change it by hand" not in shown(client.get("/stores/last/keys/a", headers=HTML)).text
     assert client.get("/console/static/console.css").status_code == 200
     app.extensions["statehouse"].stop()
 
@@ -407,23 +416,29 @@ def test_what_takes_long_is_made_once_for_all_who_look(client: FlaskClient, monk
         return "slow"
 
     with client.application.test_request_context("/"):
-        assert kept.get("a", 1, lambda: make("one"), waits=True) == "one"
-        assert (
-            kept.get("a", 2, lambda: make("two"), waits=True)
-            == "one"
-            == kept.get("a", 1, lambda: make("x"), waits=True)
-        )
+        assert kept.get("a", 1, lambda: make("one"), 60) == "one"
+        assert kept.get("a", 2, lambda: make("two"), 60) == "one" == kept.get("a", 1, lambda: make("x"), 60)
         assert made == ["one"], "another state, but what was made is new enough"
         monkeypatch.setattr("api.console.kept.SECONDS", 0.0)
-        assert kept.get("a", 2, lambda: make("two"), waits=True) == "one", "made anew for the next"
-        eventually(lambda: kept.get("a", 2, lambda: make("three"), waits=True) == "two")
+        assert kept.get("a", 2, lambda: make("two"), 60) == "two", "made anew"
+        assert kept.get("a", 2, lambda: make("three"), 60) == "two"
         assert made == ["one", "two"]
-        assert (
-            kept.get("b", 1, slow, waits=False) is None and kept.get("b", 1, lambda: make("twice"), waits=False) is None
-        )
+        assert kept.get("b", 1, slow) is None and kept.get("b", 1, lambda: make("twice"), 0.01) is None
+        assert kept.get("a", 3, slow, 0.01) == "two", "what is there, where it takes longer than one waits"
         go.set()
-        eventually(lambda: kept.get("b", 1, slow, waits=False) == "slow")
+        eventually(lambda: kept.get("b", 1, slow) == "slow" == kept.get("a", 3, slow))
         assert "twice" not in made
+
+
+def test_the_event_that_was_the_last_one_by_a_moment_is_marked() -> None:
+    events = [{"event_time": f"2024-01-01T00:00:0{second}Z"} for second in (4, 2, 2, 1)]
+
+    def chosen(moment: str, older: bool = False) -> int | None:
+        return _chosen(events, f"2024-01-01T00:00:{moment}Z", older)
+
+    assert [chosen(m) for m in ("09", "04", "03.999999", "02", "01.5", "00.999999")] == [0, 0, 1, 1, 3, None]
+    assert [chosen(m, older=True) for m in ("09", "04", "02")] == [None, 0, 1], "it may be on a newer page"
+    assert _chosen([{"event_time": None}], "2024-01-01T00:00:00Z", False) is None
 
 
 def test_numbers_and_words() -> None:

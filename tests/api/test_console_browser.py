@@ -239,6 +239,7 @@ def test_a_value_is_found_set_purged_and_asked_for(reader: Reader, request: pyte
         headers={"Authorization": f"Bearer {TOKEN}"},
     )
     expect(there).to_have_class(re.compile("changed"))
+    expect(there).to_contain_text(re.compile(r"ok\s3"))  # the reports too
 
     page.get_by_role("link", name="SQL", exact=True).click()
     page.get_by_label("One SELECT").fill("SELECT value, count(*) AS keys FROM state.status GROUP BY ALL")

@@ -12,6 +12,16 @@ export async function send(method, target, body) {
   return answer;
 }
 
+// Do what a form or a button is for, once at a time, and say what came of it: `work` gives the text.
+export async function attempt(said, where, work) {
+  const buttons = where.matches("button") ? [where] : where.querySelectorAll("button");
+  const enable = (on) => buttons.forEach((button) => { button.disabled = !on; });
+  enable(false);
+  said.textContent = "Sending …";
+  try { said.textContent = await work(); } catch (error) { said.textContent = error.message; }
+  enable(true);
+}
+
 const UNITS = [[1, "s"], [60, "min"], [3600, "h"], [86400, "days"]];
 
 export function ago(seconds) {
@@ -51,10 +61,7 @@ document.addEventListener("click", async (event) => {
   const link = event.target.closest("a.download");
   if (!link) return;
   event.preventDefault();
-  const query = new URLSearchParams(new URL(link.href).search || location.search);
-  for (const name of ["hide", "cursor", "limit"]) query.delete(name); // all of it, not the page at hand
-  for (const [name, value] of [...query]) if (!value) query.delete(name);
-  const response = await fetch(`${link.pathname}?${query}`, { headers: { Accept: link.dataset.accept } });
+  const response = await fetch(link.href, { headers: { Accept: link.dataset.accept } });
   if (!response.ok) return alert((await response.json()).detail);
   const saved = document.createElement("a");
   saved.href = URL.createObjectURL(await response.blob());
@@ -62,6 +69,8 @@ document.addEventListener("click", async (event) => {
   saved.click();
   URL.revokeObjectURL(saved.href);
 });
+
+for (const wide of document.querySelectorAll(".wide")) if (wide.scrollWidth > wide.clientWidth) wide.tabIndex = 0; // for arrow keys
 
 for (const block of document.querySelectorAll("pre.copy")) {
   const button = document.createElement("button");

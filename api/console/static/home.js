@@ -3,6 +3,7 @@ import { base, tell } from "./console.js";
 
 const AGAIN = 5000; // milliseconds after which a server is asked again that had no place
 const button = document.getElementById("pause");
+const away = document.getElementById("away");
 let paused = false;
 let stream = null;
 
@@ -29,8 +30,10 @@ function follow() {
   const wanted = !paused && !document.hidden;
   if (wanted && !stream) {
     stream = new EventSource(`${base}/`);
+    stream.onopen = () => { away.hidden = true; };
     stream.onmessage = show;
-    stream.onerror = ({ target }) => { // the server is away: what was there stays, its ages tick on, and the browser asks again
+    stream.onerror = ({ target }) => { // what was there stays, its ages tick on, and the browser asks again
+      if (target === stream) away.hidden = false;
       if (target.readyState !== EventSource.CLOSED || target !== stream) return;
       stream = null;
       setTimeout(follow, AGAIN);

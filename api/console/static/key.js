@@ -1,23 +1,22 @@
 // Moving through a key's time, and changing it by hand.
-import { send } from "./console.js";
+import { attempt, send } from "./console.js";
+
+const REST = 600; // milliseconds for which the slider has to rest: each press of a key moves it
 
 const slider = document.getElementById("slider");
 const events = [...document.querySelectorAll(".events li")];
 if (slider) {
   slider.parentElement.hidden = false;
-  const chosen = new URLSearchParams(location.search).get("at");
-  const found = events.findIndex((event) => new Date(event.dataset.at) <= new Date(chosen)); // the newest by then
-  if (chosen) slider.value = found < 0 ? 0 : events.length - 1 - found;
+  let rests = 0;
   const mark = () => {
     events.forEach((event) => event.classList.remove("chosen"));
     const event = events[events.length - 1 - Number(slider.value)];
     event.classList.add("chosen");
     slider.setAttribute("aria-valuetext", event.dataset.at);
-    return event;
+    clearTimeout(rests);
+    rests = setTimeout(() => { location.href = event.querySelector("a").href; }, REST);
   };
-  if (chosen) mark();
   slider.addEventListener("input", mark);
-  slider.addEventListener("change", () => { location.href = mark().querySelector("a").href; });
 }
 
 const form = document.getElementById("set");
@@ -29,13 +28,13 @@ if (form) {
     said.textContent = `Sent as ${answer.token}. Waiting for it to come round …`;
     for (let tries = 0; tries < 10; tries++) { // each waits for as long as the API lets one wait
       const response = await fetch(`${form.dataset.target}?after=${encodeURIComponent(answer.token)}`, { headers: { Accept: "application/json" } });
-      if (response.ok || response.status === 404) return location.assign(form.dataset.target);
+      if (response.ok || response.status === 404) {
+        location.assign(form.dataset.target);
+        return "It has come round.";
+      }
       if (response.status !== 504) throw new Error((await response.json()).detail);
     }
-    said.textContent = `Sent as ${answer.token}; it is not in the answers yet. Are the jobs running?`;
-  };
-  const attempt = async (work) => {
-    try { await arrive(await work()); } catch (error) { said.textContent = error.message; }
+    return `Sent as ${answer.token}; it is not in the answers yet. Are the jobs running?`;
   };
   form.addEventListener("submit", (event) => {
     event.preventDefault();
@@ -43,10 +42,10 @@ if (form) {
     let value = given.get("value");
     if (!textual) try { value = JSON.parse(value); } catch { /* the API says what is wrong with it */ }
     const body = { value, ...(given.has("agent") ? { agent: given.get("agent") } : {}) };
-    attempt(() => send("PUT", form.dataset.target, body));
+    attempt(said, form, async () => arrive(await send("PUT", form.dataset.target, body)));
   });
   document.getElementById("purge").addEventListener("click", () => {
-    if (confirm("Purge this key? Its state is gone then, until new events come.")) attempt(() => send("DELETE", form.dataset.target));
+    if (confirm("Purge this key? Its state is gone then, until new events come.")) attempt(said, form, async () => arrive(await send("DELETE", form.dataset.target)));
   });
 }
 

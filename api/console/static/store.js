@@ -1,56 +1,35 @@
-// Rows that change while one looks are marked, with their new values. The page's own rows are asked for again, and not every change
-// of the store followed: that costs the server the same, however busy the store is.
+// Rows that change while one looks are marked, with their new cells: the page is asked for again, and not every change of the store
+// followed. That costs the server the same, however busy the store is.
 import { tell } from "./console.js";
 
 const EVERY = 2000; // milliseconds; and a server that takes long is asked less often
 const [SHARE, MOST] = [20, 30000];
-const table = document.getElementById("rows");
-const path = (row) => JSON.parse(table.dataset.names).map((name) => row[name]);
-let before = null;
+const key = (line) => line.querySelector("a").getAttribute("href");
 
-function show(cell, value) {
-  const time = cell.querySelector("time");
-  if (time && typeof value === "string") {
-    time.dateTime = value;
-    delete time.dataset.told;
-  } else if (["string", "number", "boolean"].includes(typeof value)) {
-    cell.textContent = typeof value === "number" ? value.toLocaleString("en", { maximumFractionDigits: 20 }) : String(value);
-  }
+function show(line, now) {
+  if (line.isEqualNode(now)) return;
+  [...now.cells].forEach((cell, number) => { if (!line.cells[number].isEqualNode(cell)) line.cells[number].replaceWith(cell.cloneNode(true)); });
+  void line.offsetWidth; // so that the mark begins anew
+  line.classList.add("changed");
 }
 
-async function update(target, columns) {
+async function update() {
   const began = performance.now();
-  if (!document.hidden) {
+  const table = document.getElementById("rows");
+  if (table && !document.hidden) {
     try {
-      const response = await fetch(target, { headers: { Accept: "application/json" } });
-      if (response.ok) {
-        const { rows } = await response.json();
-        const now = new Map(rows.map((row) => [JSON.stringify(path(row)), row]));
-        const shown = [...table.tBodies[0].rows];
-        if (before) rows.forEach((row, number) => {
-          const old = before.get(JSON.stringify(path(row)));
-          const line = shown[number];
-          if (!old || !line || line.dataset.place !== String(number) || JSON.stringify(old) === JSON.stringify(row)) return;
-          columns.forEach((name, place) => { if (place && JSON.stringify(old[name]) !== JSON.stringify(row[name])) show(line.children[place], row[name]); });
-          line.classList.remove("changed");
-          void line.offsetWidth; // so that the mark begins anew
-          line.classList.add("changed");
-        });
-        before = now.size === shown.length ? now : null; // other keys than those on the page: nothing is told of them
-        tell(table);
+      const response = await fetch(location.href, { headers: { Accept: "text/html" } });
+      const news = new DOMParser().parseFromString(await response.text(), "text/html");
+      const lines = new Map([...(news.getElementById("rows")?.tBodies[0].rows ?? [])].map((line) => [key(line), line]));
+      tell(news); // as it is told here
+      for (const line of table.tBodies[0].rows) {
+        line.classList.remove("changed");
+        if (!line.classList.length) line.removeAttribute("class");
+        if (lines.has(key(line))) show(line, lines.get(key(line))); // of one that is on another page by now nothing is told
       }
     } catch { /* the server is away: what was there stays */ }
   }
-  setTimeout(update, Math.min(MOST, Math.max(EVERY, SHARE * (performance.now() - began))), target, columns);
+  setTimeout(update, Math.min(MOST, Math.max(EVERY, SHARE * (performance.now() - began))));
 }
 
-if (table) {
-  [...table.tBodies[0].rows].forEach((row, number) => { row.dataset.place = String(number); });
-  const target = new URL(location.href);
-  target.pathname = table.dataset.target;
-  target.searchParams.delete("hide");
-  for (const [name, value] of [...target.searchParams]) if (!value) target.searchParams.delete(name);
-  target.searchParams.set("limit", table.dataset.limit);
-  const columns = [...table.querySelectorAll("thead th")].map((cell) => cell.firstElementChild.textContent);
-  update(target, columns);
-}
+setTimeout(update, EVERY);

@@ -1,28 +1,22 @@
 // Cancelling a task, and asking for one.
-import { local, send } from "./console.js";
+import { attempt, local, send } from "./console.js";
 
 const said = document.getElementById("sent");
 for (const button of document.querySelectorAll("button.cancel")) {
   button.hidden = false;
-  button.addEventListener("click", async () => {
-    button.disabled = true;
-    try {
-      await send("DELETE", button.dataset.target);
-      said.textContent = "Asked for its end: it is cancelled when the job has seen that.";
-    } catch (error) {
-      said.textContent = error.message;
-      button.disabled = false;
-    }
-  });
+  button.addEventListener("click", () => attempt(said, button, async () => {
+    await send("DELETE", button.dataset.target);
+    return "Asked for its end: it is cancelled when the job has seen that.";
+  }));
 }
 
 const form = document.getElementById("task");
-form.closest("section").hidden = false;
-const topic = form.querySelector(".topic");
+if (form) form.closest("section").hidden = false;
+const topic = form?.querySelector(".topic");
 const choose = () => { if (topic) topic.hidden = form.elements.what.value !== "send"; };
-form.elements.what.addEventListener("change", choose);
-choose();
-form.addEventListener("submit", async (event) => {
+form?.elements.what.addEventListener("change", choose);
+if (form) choose();
+form?.addEventListener("submit", (event) => {
   event.preventDefault();
   const { after, what, topic, key, value } = Object.fromEntries(new FormData(form));
   let given = value;
@@ -30,10 +24,8 @@ form.addEventListener("submit", async (event) => {
   const body = what === "send"
     ? { after, send: { topic, value: given, ...(key ? { key } : {}) } }
     : { after, set: { store: what, key, value: given } };
-  try {
+  attempt(said, form, async () => {
     const answer = await send("POST", form.dataset.target, body);
-    said.textContent = `Asked for: ${answer.id}, due ${local(new Date(answer.due))}. It is in the list when the job has seen it.`;
-  } catch (error) {
-    said.textContent = error.message;
-  }
+    return `Asked for: ${answer.id}, due ${local(new Date(answer.due))}. It is in the list when the job has seen it.`;
+  });
 });
