@@ -28,6 +28,9 @@ from statehouse.config.models import Config
 from statehouse.errors import ConfigError, StatehouseError
 
 AGAIN_SECONDS = 1.0  # between two beginnings of a worker
+LOOK_SECONDS = (
+    1.0  # a signal that another thread was given, or that comes in the instant before a wait, does not end it
+)
 SIGNALS = signal.SIGTERM, signal.SIGINT
 
 
@@ -98,7 +101,7 @@ def _look_after(workers: list[Worker], stops: int) -> None:
                     worker.begin()
             ends = [worker.process.sentinel for worker in workers if worker.process and worker.alive()]
             later = [max(0.0, worker.due - now) for worker in workers if not worker.alive()]
-            if stops in wait([stops, *ends], min(later, default=None)):
+            if stops in wait([stops, *ends], min([*later, LOOK_SECONDS])):
                 return
     finally:
         processes = [worker.process for worker in workers if worker.process]

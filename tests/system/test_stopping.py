@@ -44,6 +44,7 @@ def children(pid: int) -> str:
         ("run", "child", signal.SIGTERM),  # before Spark is up
         ("serve", "child", signal.SIGINT),
         ("serve", "ready", signal.SIGTERM),
+        ("serve", "resumed", signal.SIGTERM),  # another thread than the main one is given it
         ("broker", "child", signal.SIGTERM),
         ("broker", "ready", signal.SIGINT),
     ],
@@ -56,13 +57,16 @@ def test_a_signal_to_all_of_a_command_ends_it_with_0_and_leaves_no_process(java,
 
     def reached() -> bool:
         assert process.poll() is None, (tmp_path / "log").read_text()
-        if moment == "ready":
+        if moment in ("ready", "resumed"):
             return READY[command] in (tmp_path / "log").read_bytes()
         return bool(children(process.pid)) if moment == "child" else catches(process.pid)
 
     try:
         wait(reached, what=f"{command} {moment}")
-        os.killpg(process.pid, number)
+        for each in (signal.SIGSTOP, signal.SIGCONT, number) if moment == "resumed" else ():
+            os.kill(process.pid, each)  # to it alone: the end of a worker would be noticed
+        if moment != "resumed":
+            os.killpg(process.pid, number)
         assert process.wait(60) == 0, (tmp_path / "log").read_text()
         assert "Traceback" not in (tmp_path / "log").read_text()
         wait(lambda: not session_of(process.pid), seconds=5, what="the end of all its processes")
