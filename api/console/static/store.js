@@ -2,8 +2,8 @@
 // followed. That costs the server the same, however busy the store is.
 import { tell } from "./console.js";
 
-const EVERY = 2000; // milliseconds; and a server that takes long is asked less often
-const [SHARE, MOST] = [20, 30000];
+const EVERY = 2000; // milliseconds; and at most for a hundredth of the time: a server that takes long is asked less often
+const [SHARE, MOST] = [100, 30000];
 const key = (line) => line.querySelector("a").getAttribute("href");
 
 function show(line, now) {
