@@ -10,14 +10,18 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Any
 
 from jobs.spark.position import Position
 from statehouse.config.models import Config
-from statehouse.status import stream_status
-from statehouse.tables import FOLDS, opened, publish_position, route_position, table, tasks_table
+from statehouse.status import offsets_behind
+from statehouse.tables import FOLDS, byte_count, opened, publish_position, route_position, table, tasks_table
 
 LONGEST = 3600.0  # seconds
+MOST_COMMITS = 100  # of which it is looked what they added
+# Events, and bytes of all states together, that take less time than to compile what handles them fast.
+FEW, SMALL = 10_000, 16 << 20
 
 
 class Idle:
@@ -32,8 +36,26 @@ class Idle:
         noted = self._noted.read_note()
         if not noted or noted["until"] < time.time() or noted["seen"] != self._look():
             return False
+        return self._behind == 0
+
+    def is_little(self) -> bool:
+        """Whether there are at most :data:`FEW` events that a run before, which left nothing undone, has not seen, and the states that
+        they are merged into are small."""
+        noted = self._noted.read_note()
+        if not noted or noted["seen"]["settings"] != self._look()["settings"] or self._behind is None:
+            return False
+        before = noted["seen"]["tables"]
+        states = [opened(table(self.config, "state", store)) for store in self.config.stores]
+        if sum(byte_count(state) for state in states if state) > SMALL:
+            return False
+        return self._behind + sum(_rows_since(path, before.get(path)) for path in self.changelogs()) <= FEW
+
+    @cached_property
+    def _behind(self) -> int | None:
+        """How many offsets Kafka is ahead of the changelogs; None: it is not known."""
         streams = self.config.streams if "ingest" in self.parts else ()
-        return all((status := stream_status(self.config, s))["behind"] == 0 and not status["error"] for s in streams)
+        behind = [offsets_behind(self.config, stream)[0] for stream in streams]
+        return None if None in behind else sum(filter(None, behind))
 
     def changelogs(self) -> dict[str, int | None]:
         """The version of each changelog, by its path."""
@@ -63,6 +85,16 @@ class Idle:
             yield route_position(config, route)[0]
         if config.tasks is not None:
             yield tasks_table(config)
+
+
+def _rows_since(path: str, version: int | None) -> float:
+    """How many rows a table has got since a version; infinity where its log does not tell."""
+    delta = opened(path)
+    commits = delta.version() - version if delta and version is not None else MOST_COMMITS + 1
+    if delta is None or not 0 <= commits <= MOST_COMMITS:
+        return float("inf")
+    infos = delta.history(commits) if commits else []
+    return sum(float(info.get("operationMetrics", {}).get("numOutputRows", "inf")) for info in infos)
 
 
 def _versions(paths: Iterable[str]) -> dict[str, int | None]:

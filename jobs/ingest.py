@@ -107,7 +107,7 @@ class Ingest:
         """Read the position from the changelog, and how far the quarantine is ahead of it."""
         self.committed = position = metadata(self.changelog, "offsets")
         if position is None:  # the log is cleaned of old commits after a month: then the rows themselves tell
-            position = {"offsets": next_offsets(self.spark, self.changelog, f"> {LOADED}")}
+            position = {"offsets": next_offsets(self.changelog, f"> {LOADED}")}
         if position.get("topic", self.stream.topic) != self.stream.topic:
             raise DefinitionChanged(
                 f"stream {self.stream.name}: its changelog is of the topic {position['topic']}, found {self.stream.topic}: "
@@ -115,7 +115,7 @@ class Ingest:
             )
         self.offsets = {int(p): o for p, o in position["offsets"].items()}
         self.topic_id: str | None = position.get("id")
-        self.quarantined_to = next_offsets(self.spark, self.quarantine, f"> {LOADED}")
+        self.quarantined_to = next_offsets(self.quarantine, f"> {LOADED}")
         log = opened(self.changelog)
         self.commit = (log.transaction_version(COMMITS) or 0) if log else 0
 

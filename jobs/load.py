@@ -112,7 +112,7 @@ def _digest(path: Path) -> str:
 
 def _next(spark: SparkSession, changelog: str, quarantine: str) -> int:
     """The next offset of the files' partition."""
-    return max(next_offsets(spark, path, f"= {LOADED}").get(LOADED, 0) for path in (changelog, quarantine))
+    return max(next_offsets(path, f"= {LOADED}").get(LOADED, 0) for path in (changelog, quarantine))
 
 
 def _number_rows(payloads: DataFrame, stream: Stream, first: int) -> tuple[DataFrame, int]:

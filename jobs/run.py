@@ -28,7 +28,7 @@ from jobs.merge import Merge, Round
 from jobs.publish import Publisher
 from jobs.recover import begin_fold, recover
 from jobs.spark.kafka_sink import Sender, Sent
-from jobs.spark.session import lock, session
+from jobs.spark.session import lock, session, uncompiled
 from jobs.store_route import router
 from jobs.tasks.job import Tasks
 from statehouse.config.models import Config, Stream
@@ -43,7 +43,10 @@ IDLE = 0.2  # seconds between two looks for something new
 class Jobs:
     """What ``statehouse run`` and the commands of its parts run. ``stop`` may be called from a signal handler."""
 
-    def __init__(self, config: Config, parts: tuple[str, ...] = PARTS, spark_log: Path | None = None) -> None:
+    def __init__(
+        self, config: Config, parts: tuple[str, ...] = PARTS, spark_log: Path | None = None, little: bool = False
+    ) -> None:
+        """``little``: there is so little to do that Spark had better not compile it."""
         self.config, self.parts = config, parts
         self.stopping = threading.Event()
         self.at_work = False  # until then there is nothing to finish
@@ -56,7 +59,7 @@ class Jobs:
             "starting Spark; its log is %s (the first time it fetches 23 MB of jars)",
             spark_log or "on the console",
         )
-        self.spark: SparkSession = session("statehouse", spark_log, config.root)
+        self.spark: SparkSession = session("statehouse", spark_log, config.root, **(uncompiled() if little else {}))
         log.info("Spark %s is up after %.0f s", self.spark.version, time.monotonic() - began)
 
     def stop(self) -> None:

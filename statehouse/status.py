@@ -34,26 +34,32 @@ def lag_ms(changelog: str, folded: int | None, head: int | None) -> int:
     return max(0, int(time.time() * 1000) - since) if since is not None else 0
 
 
+def offsets_behind(config: Config, name: str) -> tuple[int | None, str | None]:
+    """How many records of a stream Kafka has that are not ingested yet, and what is wrong with the topic; None of what is not known,
+    as where Kafka does not answer."""
+    topic, known = config.streams[name].topic, metadata(table(config, "changelog", name), "offsets") or {}
+    try:
+        error = kafka.recreated(topic, known.get("id"), kafka.find_topic(config.kafka, topic))
+        if error is not None:
+            return None, error
+        ends = kafka.end_offsets(config.kafka, topic)
+    except KafkaUnavailable:
+        return None, None
+    done = {int(p): o for p, o in known.get("offsets", {}).items()}
+    return sum(max(0, high - max(done.get(p, 0), low)) for p, (low, high) in ends.items()), None
+
+
 def stream_status(config: Config, name: str) -> dict[str, Any]:
     """One stream: events and refused events in its tables, and how many records Kafka has that are not ingested yet
     (``behind``; None: Kafka does not answer, or has another topic of that name, which ``error`` says)."""
-    stream = config.streams[name]
     path = table(config, "changelog", name)
     known = metadata(path, "offsets") or {}
     delta = opened(path)
-    behind = error = None
-    try:
-        error = kafka.recreated(stream.topic, known.get("id"), kafka.find_topic(config.kafka, stream.topic))
-        if error is None:
-            ends = kafka.end_offsets(config.kafka, stream.topic)
-            done = {int(p): o for p, o in known.get("offsets", {}).items()}
-            behind = sum(max(0, high - max(done.get(p, 0), low)) for p, (low, high) in ends.items())
-    except KafkaUnavailable:
-        pass
+    behind, error = offsets_behind(config, name)
     events, size = rows_and_bytes(path)
     return {
         "name": name,
-        "topic": stream.topic,
+        "topic": config.streams[name].topic,
         "events": events,
         "quarantined": rows_and_bytes(table(config, "quarantine", name))[0],
         "offsets": known.get("offsets", {}),

@@ -87,7 +87,7 @@ def shown(store: dict[str, Any], tables: dict[str, Any], config: Config) -> dict
         "what": words.reduction(store),
         "fresh": fresh,
         "late": most is not None and (lag is None or lag > most),
-        "last": table.get("last"),
+        "last": table.get("last") if table.get("version") else None,  # version 0 is the empty table
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import SparkSession
@@ -74,15 +74,22 @@ def holds_map(kind: DataType) -> bool:
     return isinstance(kind, MapType) or (isinstance(kind, ArrayType) and holds_map(kind.elementType))
 
 
+_TYPES: dict[tuple[Any, ...], DataType] = {}  # of expressions over columns: each job asks for those of all stores
+
+
 def data_type(
     spark: SparkSession, stream: Stream, expression: str, columns: Mapping[str, str] | None = None
 ) -> DataType:
     """The type of an expression over a stream's columns (by default all that the changelog has); ConfigError with Spark's own words."""
-    try:
-        rows = spark.createDataFrame([], schema_of(columns if columns is not None else changelog_columns(stream)))
-        return rows.selectExpr(f"({expression}) AS x").schema[0].dataType
-    except (AnalysisException, ParseException) as error:
-        raise ConfigError(refusal(error)) from None
+    seen = columns if columns is not None else changelog_columns(stream)
+    asked = expression, *seen.items()
+    if asked not in _TYPES:
+        try:
+            rows = spark.createDataFrame([], schema_of(seen))
+            _TYPES[asked] = rows.selectExpr(f"({expression}) AS x").schema[0].dataType
+        except (AnalysisException, ParseException) as error:
+            raise ConfigError(refusal(error)) from None
+    return _TYPES[asked]
 
 
 def type_of(spark: SparkSession, stream: Stream, expression: str, columns: Mapping[str, str] | None = None) -> str:

@@ -16,7 +16,7 @@ from pyspark import java_gateway
 from pyspark.sql import DataFrame, SparkSession
 
 from jobs.spark import databricks
-from jobs.spark.class_archive import archive_for
+from jobs.spark.class_archive import OPTIONS, archive_for
 from statehouse import stopping
 from statehouse.config.models import Config
 from statehouse.errors import LakeBusy
@@ -31,6 +31,12 @@ def defaults() -> dict[str, str]:
     file = here if here.is_file() else Path(__file__).parents[2] / DEFAULTS
     lines = (line.strip() for line in file.read_text().splitlines())
     return dict(line.split(None, 1) for line in lines if line and not line.startswith("#"))
+
+
+def uncompiled() -> dict[str, str]:
+    """Settings for a few events, whose plans take longer to compile than to interpret; also by Java, which has its first compiler only."""
+    options = f"{defaults().get(OPTIONS, '')} -XX:TieredStopAtLevel=1"
+    return {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN", OPTIONS: options}
 
 
 def session(app: str, log: Path | None = None, root: str = "", **settings: str) -> SparkSession:

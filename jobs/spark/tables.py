@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from typing import Any
@@ -10,8 +11,10 @@ from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from jobs.spark import databricks
+from jobs.spark.expressions import schema_of
 from statehouse.config.models import Config, Stream
 from statehouse.errors import DefinitionChanged, FoldAnew
 from statehouse.fold import Rule
@@ -37,6 +40,7 @@ from statehouse.tables import (
     fold_of,
     generation,
     opened,
+    select,
     stored_rule,
     table,
 )
@@ -113,10 +117,13 @@ def create_stream(spark: SparkSession, config: Config, stream: Stream) -> None:
             f"{stream.order or 'none'}: undo the change, or give the stream another name: then its topic is read anew"
         )
     create(spark, path, changelog_columns(stream), {**CHANGELOG_PROPERTIES, **retention(config), **schemas, **order})
-    types = {f.name.lower(): f.dataType.simpleString() for f in spark.read.format("delta").load(path).schema}
+    changelog = opened(path)
+    assert changelog
+    there = StructType.fromJson(json.loads(changelog.schema().to_json()))  # Spark takes a second for it
+    types = {f.name.lower(): f.dataType.simpleString() for f in there}
+    wanted = schema_of({column.name: column.type for column in stream.known})
     for column in stream.known:
-        kind = spark.createDataFrame([], f"x {column.type}").schema[0].dataType.simpleString()
-        known = types.get(column.name.lower())
+        kind, known = wanted[column.name].dataType.simpleString(), types.get(column.name.lower())
         if known is None:
             if "TIMESTAMP_NTZ" in column.type.upper():  # a feature of Delta's, which only a new table gets by itself
                 spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.feature.timestampNtz' = 'supported')")
@@ -160,15 +167,15 @@ def _cluster(spark: SparkSession, path: str, by: list[str]) -> None:
     spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('{CLUSTERED}' = '{names}')")  # last: it is done
 
 
-def next_offsets(spark: SparkSession, path: str, which: str) -> dict[int, int]:
+def next_offsets(path: str, which: str) -> dict[int, int]:
     """The next offset of each partition, as the rows of a changelog or a quarantine tell it; of the partitions that
     ``which`` is true of, such as ``= -1``."""
-    if not ((delta := opened(path)) and delta.version()):  # as it was made: a query would take seconds to say so
+    if not ((delta := opened(path)) and delta.version()):  # as it was made
         return {}
-    rows = spark.read.format("delta").load(path)
-    mark = "_" if "_partition" in rows.columns else ""
-    ends = rows.where(f"{mark}partition {which}").groupBy(f"{mark}partition").agg(F.max(f"{mark}offset"))
-    return {partition: offset + 1 for partition, offset in ends.collect()}
+    mark = "_" if any(field.name == "_partition" for field in delta.schema().fields) else ""
+    columns = f'{mark}partition AS number, max("{mark}offset") + 1 AS following'
+    rows = select(delta, f"SELECT {columns} FROM found WHERE {mark}partition {which} GROUP BY {mark}partition")
+    return {row["number"]: row["following"] for row in rows}
 
 
 def create_store(spark: SparkSession, config: Config, rule: Rule, state: str, tombstones: str) -> None:

@@ -99,7 +99,7 @@ class Sending:
         path = path_of(self.config, "changelog", name)
         offsets = offsets_at(path, min(positions))
         if offsets is None:  # the log no longer says
-            offsets = next_offsets(self.spark, path, f"> {LOADED}")
+            offsets = next_offsets(path, f"> {LOADED}")
         return kafka.first_time(self.config.kafka, stream.topic, offsets, PATIENCE)
 
     def _largest(self, topic: str) -> int:

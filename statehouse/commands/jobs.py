@@ -22,11 +22,12 @@ def _run(file: str | None, once: bool, parts: tuple[str, ...] | None = None) -> 
     from jobs.run import PARTS, Jobs
 
     parts = parts or PARTS
-    if once and Idle(config, parts).lasts():
+    idle = Idle(config, parts)
+    if once and idle.lasts():
         logging.getLogger("statehouse").info("nothing new in Kafka or in %s", config.root)
         return
     with working("starting Spark"):
-        jobs = Jobs(config, parts, spark_log(config))
+        jobs = Jobs(config, parts, spark_log(config), once and idle.is_little())
 
     def stop(_number: int, _frame: object) -> None:
         if not jobs.at_work:
