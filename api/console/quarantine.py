@@ -14,7 +14,7 @@ from statehouse.requeue import KIND
 
 PAGE = 50
 REASONS = 20
-WAIT = 3.0  # seconds for the counts of reasons: someone else's statement may take long
+WAIT = 1.0  # seconds for the counts of reasons: someone else's statement may take long
 
 
 @screen("refusals.quarantine")

@@ -20,7 +20,7 @@ from statehouse.tables import position, table
 from statehouse.types import NUMBERS
 
 PAGE = 50
-FEW, WAIT = 50_000, 3.0  # keys whose values are counted while one waits, so many seconds
+FEW, WAIT = 50_000, 1.0  # keys whose values are counted while one waits, so many seconds
 LEVELS = 12  # values that are shown with their counts
 FILTERS = ("prefix", "from", "to", "where", "freshness")
 RULE = ("stream", "where", "key", "agent", "value", "window", "retention", "reduce", "publish")

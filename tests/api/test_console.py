@@ -104,6 +104,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 @pytest.fixture(scope="module")
 def client(config: Config) -> Iterator[FlaskClient]:
     app = create_app(config)
+    app.test_client().get("/sql?q=SELECT+1")  # its process has begun then, and counts values while one waits
     yield app.test_client()
     app.extensions["statehouse"].stop()
 
@@ -127,7 +128,6 @@ def shown(response: TestResponse, status: int = 200) -> Page:
 
 @pytest.mark.parametrize("store", ["status", "alarm", "last", "tagged", "pairs", "hours", "by_till", "days", "names"])
 def test_a_store(client: FlaskClient, store: str) -> None:
-    client.get("/sql?q=SELECT+1")  # its process has begun then, and counts the values while one waits
     page = shown(client.get(f"/stores/{store}/keys", headers=HTML))
     assert store in page.text and "The rule" in page.text
     eventually(lambda: shown(client.get(f"/stores/{store}", headers=HTML)).links == page.links)
