@@ -122,8 +122,10 @@ def lake(config: Config, folder: Path) -> Config:
         State(config, store).write(
             0, *({"key": f"d{n}", "value": "ok" if n % 2 else "alarm", "reports": reports} for n in range(60))
         )
+    hours = [MOMENT.replace(hour=hour, minute=0) for hour in (3, 4)]
+    amounts = [{"value": Decimal(n), "total": Decimal(n)} for n in (1, 2)]
     State(config, "hours").write(
-        0, {"key": "a", "window_start": MOMENT.replace(minute=0), "value": Decimal(1), "total": Decimal(1)}
+        0, *({"key": "a", "window_start": hour, **amount} for hour, amount in zip(hours, amounts, strict=True))
     )
     refused = {
         "topic": config.streams["reports"].topic,
@@ -240,6 +242,15 @@ def test_a_value_is_found_set_purged_and_asked_for(reader: Reader, request: pyte
     )
     expect(there).to_have_class(re.compile("changed"))
     expect(there).to_contain_text(re.compile(r"ok\s3"))  # the reports too
+
+    page.goto(f"{reader.url}/stores/hours/keys")  # where a key has a row for each window, which are told apart
+    windows = page.locator("#rows tbody tr").evaluate_all("lines => lines.map((line) => line.dataset.window)")
+    assert len(windows) == len(set(windows)) == 2
+    cells = page.locator("#rows tbody").inner_text()
+    with page.expect_response(lambda answer: answer.url.endswith("/stores/hours/keys")):
+        pass
+    page.wait_for_timeout(500)
+    assert page.locator("#rows tbody").inner_text() == cells
 
     page.get_by_role("link", name="SQL", exact=True).click()
     page.get_by_label("One SELECT").fill("SELECT value, count(*) AS keys FROM state.status GROUP BY ALL")

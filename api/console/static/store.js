@@ -4,7 +4,7 @@ import { tell } from "./console.js";
 
 const EVERY = 2000; // milliseconds; and at most for a hundredth of the time: a server that takes long is asked less often
 const [SHARE, MOST] = [100, 30000];
-const key = (line) => line.querySelector("a").getAttribute("href");
+const key = (line) => `${line.querySelector("a").getAttribute("href")} ${line.dataset.window}`; // a key has a row a window
 
 function show(line, now) {
   if (line.isEqualNode(now)) return;
