@@ -16,7 +16,7 @@ from typing import Any
 from jobs.spark.position import Position
 from statehouse.config.models import Config
 from statehouse.status import offsets_behind
-from statehouse.tables import FOLDS, byte_count, opened, publish_position, route_position, table, tasks_table
+from statehouse.tables import FOLDS, byte_count, metadata, opened, publish_position, route_position, table, tasks_table
 
 LONGEST = 3600.0  # seconds
 MOST_COMMITS = 100  # of which it is looked what they added
@@ -42,7 +42,7 @@ class Idle:
         """Whether there are at most :data:`FEW` events that a run before, which left nothing undone, has not seen, and the states that
         they are merged into are small."""
         noted = self._noted.read_note()
-        if not noted or noted["seen"]["settings"] != self._look()["settings"] or self._behind is None:
+        if not noted or noted["seen"]["settings"] != self._settings() or self._behind is None:
             return False
         before = noted["seen"]["tables"]
         states = [opened(table(self.config, "state", store)) for store in self.config.stores]
@@ -53,8 +53,10 @@ class Idle:
     @cached_property
     def _behind(self) -> int | None:
         """How many offsets Kafka is ahead of the changelogs; None: it is not known."""
-        streams = self.config.streams if "ingest" in self.parts else ()
-        behind = [offsets_behind(self.config, stream)[0] for stream in streams]
+        config, behind = self.config, []
+        for stream in config.streams.values() if "ingest" in self.parts else ():
+            known = metadata(table(config, "changelog", stream.name), "offsets") or {}
+            behind.append(offsets_behind(config, stream.topic, known)[0])
         return None if None in behind else sum(filter(None, behind))
 
     def changelogs(self) -> dict[str, int | None]:
@@ -70,8 +72,10 @@ class Idle:
         self._noted.move((self._noted.get() or 0) + 1, {"seen": self._look(), "until": until})
 
     def _look(self) -> dict[str, Any]:
-        settings = f"{FOLDS} {self.config.model_dump_json()}"
-        return {"settings": hashlib.sha256(settings.encode()).hexdigest(), "tables": _versions(self._tables())}
+        return {"settings": self._settings(), "tables": _versions(self._tables())}
+
+    def _settings(self) -> str:
+        return hashlib.sha256(f"{FOLDS} {self.config.model_dump_json()}".encode()).hexdigest()
 
     def _tables(self) -> Iterator[str]:
         config = self.config

@@ -76,7 +76,7 @@ def load(spark: SparkSession, config: Config, stream: Stream, file: str | Path, 
     stores = config.stores_of(stream.name)
     rules = [rule_of(spark, config, store) for store in stores]
     decoder = decoder_for(stream, stores, rules, format=_format(stream, path))
-    first = _next(spark, changelog, quarantine)
+    first = _next(changelog, quarantine)
     try:
         records, count = _number_rows(read(spark, stream, path), stream, first)
     except Exception as error:  # not what its name says, or broken: Spark has many words for it
@@ -110,7 +110,7 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _next(spark: SparkSession, changelog: str, quarantine: str) -> int:
+def _next(changelog: str, quarantine: str) -> int:
     """The next offset of the files' partition."""
     return max(next_offsets(path, f"= {LOADED}").get(LOADED, 0) for path in (changelog, quarantine))
 

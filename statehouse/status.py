@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from deltalake import DeltaTable
@@ -34,10 +35,9 @@ def lag_ms(changelog: str, folded: int | None, head: int | None) -> int:
     return max(0, int(time.time() * 1000) - since) if since is not None else 0
 
 
-def offsets_behind(config: Config, name: str) -> tuple[int | None, str | None]:
-    """How many records of a stream Kafka has that are not ingested yet, and what is wrong with the topic; None of what is not known,
-    as where Kafka does not answer."""
-    topic, known = config.streams[name].topic, metadata(table(config, "changelog", name), "offsets") or {}
+def offsets_behind(config: Config, topic: str, known: Mapping[str, Any]) -> tuple[int | None, str | None]:
+    """How many records Kafka has of a topic beyond those that are ``known``, by the changelog's metadata, and what is wrong with the topic;
+    None of what is not known, as where Kafka does not answer."""
     try:
         error = kafka.recreated(topic, known.get("id"), kafka.find_topic(config.kafka, topic))
         if error is not None:
@@ -55,7 +55,7 @@ def stream_status(config: Config, name: str) -> dict[str, Any]:
     path = table(config, "changelog", name)
     known = metadata(path, "offsets") or {}
     delta = opened(path)
-    behind, error = offsets_behind(config, name)
+    behind, error = offsets_behind(config, config.streams[name].topic, known)
     events, size = rows_and_bytes(path)
     return {
         "name": name,

@@ -116,7 +116,7 @@ def test_what_is_little_is_done_without_compiling_it(spark, broker, tmp_path, mo
     command = [str(Path(sys.executable).with_name("statehouse")), "run", "--once", "-c", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    found = spark.read.format("delta").load(table(config, "state", "total")).select("key", "value").collect()
-    assert {row["key"]: int(row["value"]) for row in found} == {"k0": 63 + 4, "k1": 70 + 100, "k2": 57}
+    totals = spark.read.format("delta").load(table(config, "state", "total")).select("key", "value").collect()
+    assert {row["key"]: int(row["value"]) for row in totals} == {"k0": 63 + 4, "k1": 70 + 100, "k2": 57}
     assert spark.read.format("delta").load(table(config, "quarantine", "s")).count() == 1
     assert Idle(load(file, {}), PARTS).lasts()
