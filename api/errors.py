@@ -31,6 +31,7 @@ TITLES = {
     "bad-lines": "Lines of the request's body are wrong",
     "length-required": "The request does not say how long it is",
     "windowed-store": "A window cannot be set",
+    "no-topic": "A store takes no writes where its stream's topics are a pattern",
     "ordered-store": "A store takes no writes where payloads tell the order",
     "read-only": "This can only be read",
     "too-large": "The request is too large",

@@ -56,7 +56,7 @@ class Idle:
         config, behind = self.config, []
         for stream in config.streams.values() if "ingest" in self.parts else ():
             known = metadata(table(config, "changelog", stream.name), "offsets") or {}
-            behind.append(offsets_behind(config, stream.topic, known)[0])
+            behind.append(offsets_behind(config, stream, known)[0])
         return None if None in behind else sum(filter(None, behind))
 
     def changelogs(self) -> dict[str, int | None]:

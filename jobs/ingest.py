@@ -22,6 +22,7 @@ id: a topic that was deleted and made again has another one, whatever its offset
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import shutil
@@ -43,8 +44,8 @@ from jobs.spark.change_feed import from_offsets
 from jobs.spark.expressions import rule_of
 from jobs.spark.guard import Guard
 from jobs.spark.lookup import Lookups
-from jobs.spark.parse import accepted_rows, parse, refused_rows, requeued_rows, time_reason
-from jobs.spark.tables import create_requeued, create_stream, next_offsets
+from jobs.spark.parse import accepted_rows, numbered, parse, refused_rows, requeued_rows, time_reason
+from jobs.spark.tables import create_requeued, create_stream, next_offsets, numbers_by_rows
 from jobs.spark.unreadable import is_unreadable, read_records
 from statehouse import kafka
 from statehouse.config.models import ISOLATION, Config, Stream
@@ -60,6 +61,7 @@ from statehouse.errors import (
 from statehouse.formats.columns import grown, registry
 from statehouse.formats.format import UNKNOWN, Schemas
 from statehouse.formats.registry import wanted_by
+from statehouse.numbering import Numbering, Place, topic_names
 from statehouse.progress import SILENT, Progress
 from statehouse.records import RecordDecoder, decoder_for, fields_of
 from statehouse.tables import LOADED, metadata, opened, table
@@ -107,51 +109,63 @@ class Ingest:
         """Read the position from the changelog, and how far the quarantine is ahead of it."""
         self.committed = position = metadata(self.changelog, "offsets")
         if position is None:  # the log is cleaned of old commits after a month: then the rows themselves tell
-            position = {"offsets": next_offsets(self.changelog, f"> {LOADED}")}
-        if position.get("topic", self.stream.topic) != self.stream.topic:
+            position = {"offsets": next_offsets(self.changelog, f"> {LOADED}"), **numbers_by_rows(self.changelog)}
+        was = list(position.get("topics") or ()) or [position.get("topic", self.stream.topic)]
+        if not self.stream.several and was != [self.stream.topic]:
             raise DefinitionChanged(
-                f"stream {self.stream.name}: its changelog is of the topic {position['topic']}, found {self.stream.topic}: "
+                f"stream {self.stream.name}: its changelog is of the topic {', '.join(was)}, found {self.stream.topic}: "
                 "the position is that topic's. Give the stream a new name"
             )
         self.offsets = {int(p): o for p, o in position["offsets"].items()}
-        self.topic_id: str | None = position.get("id")
+        self.numbering = Numbering.of(self.stream, position)
         self.quarantined_to = next_offsets(self.quarantine, f"> {LOADED}")
         log = opened(self.changelog)
         self.commit = (log.transaction_version(COMMITS) or 0) if log else 0
 
-    def starting_offsets(self, partitions: list[int]) -> str:
+    def starting_offsets(self, topics: Mapping[str, kafka.Topic]) -> str:
         """Spark's ``startingOffsets``: the position, and the earliest of a partition that is new."""
-        return json.dumps({self.stream.topic: {str(p): self.offsets.get(p, -2) for p in partitions}})
+        return json.dumps(
+            {name: {str(p): self._offset((name, p), -2) for p in topic.partitions} for name, topic in topics.items()}
+        )
 
-    def check_topic(self) -> kafka.Topic:
-        """The topic; says what Kafka no longer has, refuses a topic that was made anew, whose coordinates would lie."""
-        topic = self._check_id() or kafka.Topic(None, [])
+    def _offset(self, place: Place, default: int = 0) -> int:
+        """The next offset of a partition."""
+        number = self.numbering.number(*place)
+        return default if number is None else self.offsets.get(number, default)
+
+    def check_topics(self) -> dict[str, kafka.Topic]:
+        """The topics, by name; says what Kafka no longer has, refuses a topic that was made anew, whose coordinates would lie: of several
+        it gets new numbers."""
+        topics = kafka.find_topics(self.config.kafka, topic_names(self.config.kafka, self.stream))
+        if not self.stream.several:
+            self._check_ids(topics)
+        self.numbering = self.numbering.seen(topics)
         # A position may be amid a transaction: of a lake from when those that are open were read, too.
         every = {**self.config.kafka, ISOLATION: "read_uncommitted"}
         self.behind = 0
-        for partition, (low, high) in kafka.end_offsets(every, self.stream.topic, timeout=10).items():
-            position = self.offsets.get(partition, 0)
+        for (topic, partition), (low, high) in kafka.ends_of(every, topics, timeout=10).items():
+            position = self._offset((topic, partition))
             if position > high:
                 raise TopicRecreated(
-                    f"stream {self.stream.name}: {self.stream.topic}/{partition} ends at {high}, the changelog has it to "
+                    f"stream {self.stream.name}: {topic}/{partition} ends at {high}, the changelog has it to "
                     f"{position}: the topic was deleted and made again. Give the stream a new name"
                 )
             self.behind += high - max(position, low)
             if position < low:
                 lost = low - position
                 log.warning(
-                    f"{self.stream.name}: Kafka has deleted up to {lost} events of partition {partition} before they were read"
+                    f"{self.stream.name}: Kafka has deleted up to {lost} events of {topic}/{partition} before they were read"
                 )
-        return topic
+        return topics
 
-    def _check_id(self) -> kafka.Topic | None:
-        """The topic, None where there is none; raises where it is not the one that the position is of."""
-        topic = kafka.find_topic(self.config.kafka, self.stream.topic)
-        if trouble := kafka.recreated(self.stream.topic, self.topic_id, topic):
+    def _check_ids(self, topics: Mapping[str, kafka.Topic] | None = None) -> None:
+        """Raise TopicRecreated where one of the topics, as they are now, is not the one that the position is of."""
+        if topics is None:
+            topics = kafka.find_topics(self.config.kafka, list(filter(self.stream.reads, self.numbering.topics)))
+        if trouble := self.numbering.recreated(topics):
             raise TopicRecreated(f"stream {self.stream.name}: {trouble}")
-        return topic
 
-    def batch(self, records: DataFrame, ends: Mapping[int, int] | None = None) -> None:
+    def batch(self, records: DataFrame, ends: Mapping[Place, int] | None = None) -> None:
         """Commit one batch: the three steps above. Called by Spark's ``foreachBatch``, and by tests. ``ends`` is where the batch
         ends in each partition; None: behind its last records."""
         with self.busy:
@@ -159,14 +173,19 @@ class Ingest:
                 return
             records.sparkSession.conf.set("spark.sql.shuffle.partitions", "2")
             records.sparkSession.conf.set("spark.sql.adaptive.enabled", "false")  # nothing to adapt to, a job more
+            places = ends or (records.select("topic", "partition").distinct().collect() if self.stream.several else ())
+            numbering = self.numbering.grown((topic, partition) for topic, partition in places)
+            records = numbered(records, numbering) if self.stream.several else records
             new_records = records.where(from_offsets(self.offsets)).withColumn("timestamp", F.expr(USABLE_TIME))
             parsed, counts = self.guard.run(records.sparkSession, lambda: self._parse(new_records))
             try:
-                reached = {row[0]: row[3] + 1 for row in counts} if ends is None else ends
+                reached = {row[0]: row[3] + 1 for row in counts}
+                if ends is not None:
+                    reached = {n: o for place, o in ends.items() if (n := numbering.number(*place)) is not None}
                 # Never back: an open transaction may begin before a position from when such were read, too.
                 further = {p: o for p, o in reached.items() if o > self.offsets.get(p, 0)}
-                if self.topic_id:  # the records are read: they are this topic's if it is still there
-                    self._check_id()
+                if numbering.ids:  # the records are read: they are these topics' if they are still there
+                    self._check_ids()
                 if not further:
                     return
                 count, bad, again = (sum(row[n] for row in counts) for n in (1, 2, 4))
@@ -174,8 +193,8 @@ class Ingest:
                     self._append_refused(parsed)
                 if again:
                     path = create_requeued(self.spark, self.config, self.stream)
-                    requeued_rows(parsed).coalesce(1).write.format("delta").mode("append").save(path)
-                self._append_accepted(parsed, {**self.offsets, **further}, count - bad, bad)
+                    requeued_rows(parsed, self.stream).coalesce(1).write.format("delta").mode("append").save(path)
+                self._append_accepted(parsed, numbering, {**self.offsets, **further}, count - bad, bad)
                 self.progress.advance(count)
             finally:
                 parsed.unpersist()
@@ -216,13 +235,21 @@ class Ingest:
 
     def _append_refused(self, parsed: DataFrame) -> None:
         reason = [time_reason(parsed, self.stream)] if self.guard.up else []
-        rows = refused_rows(parsed, *reason).where(from_offsets(self.quarantined_to))
+        rows = refused_rows(parsed, self.stream, *reason).where(from_offsets(self.quarantined_to))
         rows.coalesce(1).write.format("delta").mode("append").save(self.quarantine)
 
-    def _append_accepted(self, parsed: DataFrame, offsets: dict[int, int], good: int, bad: int) -> None:
-        rows = accepted_rows(parsed, self.stream)
-        named = {"topic": self.stream.topic, **({"id": self.topic_id} if self.topic_id else {})}
-        position = {**named, "offsets": {str(p): o for p, o in sorted(offsets.items())}}
+    def _append_accepted(
+        self, parsed: DataFrame, numbering: Numbering, offsets: dict[int, int], good: int, bad: int
+    ) -> None:
+        self._commit(accepted_rows(parsed, self.stream), numbering, offsets, good)
+        self.events += good
+        self.refused += bad
+        metrics.EVENTS.labels(self.stream.name).inc(good)
+        metrics.QUARANTINED.labels(self.stream.name).inc(bad)
+
+    def _commit(self, rows: DataFrame, numbering: Numbering, offsets: dict[int, int], good: int) -> None:
+        """Append so many rows, and the position behind them."""
+        position = {**numbering.described(), "offsets": {str(p): o for p, o in sorted(offsets.items())}}
         done = {"userMetadata": json.dumps(position)}
         # A txn makes a commit of a batch without accepted events, and a conflict of a second writer where no lock
         # keeps that one out. It costs as much as all the rest of a small batch: Delta lists the whole table for it.
@@ -232,11 +259,7 @@ class Ingest:
         self._check_alone(self.committed)
         rows.write.format("delta").mode("append").options(**done).save(self.changelog)
         self._check_alone(position)  # a commit number that is there already is passed over in silence
-        self.committed, self.offsets = position, offsets
-        self.events += good
-        self.refused += bad
-        metrics.EVENTS.labels(self.stream.name).inc(good)
-        metrics.QUARANTINED.labels(self.stream.name).inc(bad)
+        self.committed, self.numbering, self.offsets = position, numbering, offsets
 
     def _check_alone(self, position: dict[str, Any] | None) -> None:
         """The changelog's position is the one that we know of."""
@@ -246,9 +269,12 @@ class Ingest:
     def start(self, once: bool = False) -> Any:
         """Start the streaming query from the position; ``once``: what is there now, then it ends."""
         if not self.offsets:  # nothing was ingested yet: one that was made anew is as good
-            self.topic_id = None
-        topic = self.check_topic()
-        self.topic_id = self.topic_id or topic.id  # of a lake from before there were any, too
+            self.numbering = dataclasses.replace(self.numbering, ids={})
+        topics = self.check_topics()
+        if self.stream.several and (self.committed or {}).get("topics") != self.numbering.described()["topics"]:
+            # At once: who follows the topics ahead of the changelog has the numbers from there.
+            nothing = self.spark.read.format("delta").load(self.changelog).limit(0)
+            self._commit(nothing, self.numbering, self.offsets, 0)
         self.progress.begin(f"ingesting {self.stream.name}", lambda: self.behind)
         folder = Path(self.config.root, "_checkpoints", self.stream.name)
         if databricks.has_no_locks(
@@ -268,9 +294,9 @@ class Ingest:
         reader = (
             self.spark.readStream.format("kafka")
             .options(**{f"kafka.{k}": v for k, v in databricks.client(self.config.kafka).items()})
-            .option("subscribe", self.stream.topic)
+            .option("subscribe", ",".join(topics))
             .option("includeHeaders", True)
-            .option("startingOffsets", self.starting_offsets(topic.partitions))
+            .option("startingOffsets", self.starting_offsets(topics))
             .option("maxOffsetsPerTrigger", BATCH)
             .option("failOnDataLoss", False)  # what Kafka has deleted is said in check_topic; the rest goes on
         )
@@ -286,10 +312,10 @@ class Ingest:
         )
         return (writer.trigger(availableNow=True) if once else writer).start()
 
-    def _ends(self, checkpoint: Path, batch: int) -> dict[int, int]:
+    def _ends(self, checkpoint: Path, batch: int) -> dict[Place, int]:
         """Where a batch ends in each partition: Spark notes it before the batch begins, in the last line of a file."""
         noted = json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[-1])
-        return {int(partition): offset for partition, offset in noted[self.stream.topic].items()}
+        return {(topic, int(p)): offset for topic, ends in noted.items() for p, offset in ends.items()}
 
     def stop(self, query: Any) -> None:
         """Let the batch in hand finish, then stop the query; a batch that begins meanwhile does nothing."""
@@ -307,7 +333,12 @@ class Ingest:
         failures = 0
         while not self.stopping.is_set():
             try:
-                kafka.await_topic(self.config.kafka, self.stream.topic, self.stopping.is_set, log.warning, patience)
+                names = functools.partial(topic_names, self.config.kafka, self.stream)
+                if not kafka.await_topics(self.config.kafka, names, self.stopping.is_set, log.warning, patience):
+                    if once:
+                        return None
+                    self.stopping.wait(TOPIC_SECONDS)
+                    continue
                 query = self.start(once)
             except (TopicRecreated, DefinitionChanged):
                 raise
@@ -321,16 +352,20 @@ class Ingest:
                 continue
             before = dict(self.offsets)
             try:
-                self._watch(query, once)
+                more = self._watch(query, once)
             except TopicRecreated:
                 with self.busy:  # what is in hand is committed or refused
                     pass
                 query.stop()
-                if self.offsets:
+                if self.offsets and not self.stream.several:
                     raise
                 continue
             if self.stopping.is_set():
                 return self.stop(query)
+            if more:  # a batch in hand comes again
+                query.stop()
+                self._restore()
+                continue
             failure = query.exception()
             if failure is None:
                 return None
@@ -355,15 +390,16 @@ class Ingest:
         """Ingest what comes next without Spark's source; whether anything did."""
         before = self.offsets
         try:
-            self.topic_id = self.topic_id or self.check_topic().id
-            next_records = read_records(self.spark, self.config.kafka, self.stream.topic, self.offsets, UNREADABLE)
-            self.batch(*next_records)
+            topics = self.check_topics()
+            starts = {(name, p): self._offset((name, p)) for name, topic in topics.items() for p in topic.partitions}
+            self.batch(*read_records(self.spark, self.config.kafka, starts, UNREADABLE))
         except KafkaUnavailable as error:
             log.warning(f"{self.stream.name}: {error}; trying again")
         return self.offsets != before
 
-    def _watch(self, query: Any, once: bool) -> None:
-        """Until a query has ended, or is to be. Raises TopicRecreated, also where the query sees nothing new in the new topic."""
+    def _watch(self, query: Any, once: bool) -> bool:
+        """Until a query has ended, or is to be; whether that is since there are further topics. Raises TopicRecreated, also where the
+        query sees nothing new in the new topic."""
         due = time.monotonic() + TOPIC_SECONDS
         while query.isActive and not self.stopping.is_set():
             self.stopping.wait(0.1 if once else 0.2)  # awaiting its end would raise what ended it
@@ -371,6 +407,11 @@ class Ingest:
                 continue
             due = time.monotonic() + TOPIC_SECONDS
             with suppress(KafkaUnavailable):  # the query waits for it
-                self._check_id()
+                self._check_ids()
+                if self.stream.several and not once:
+                    names = topic_names(self.config.kafka, self.stream)
+                    if not set(names) <= set(self.numbering.topics):
+                        return True
                 if query.lastProgress:
                     self.working()
+        return False

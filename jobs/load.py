@@ -93,9 +93,9 @@ def load(spark: SparkSession, config: Config, stream: Stream, file: str | Path, 
     try:
         once = {"txnAppId": done, "txnVersion": "1"}
         if bad:
-            refused_rows(parsed, time_reason(parsed, stream)).write.format("delta").mode("append").options(**once).save(
-                quarantine
-            )
+            refused_rows(parsed, stream, time_reason(parsed, stream)).write.format("delta").mode("append").options(
+                **once
+            ).save(quarantine)
         accepted_rows(parsed, stream).write.format("delta").mode("append").options(**once).save(changelog)
     finally:
         parsed.unpersist()
@@ -131,6 +131,7 @@ def _number_rows(payloads: DataFrame, stream: Stream, first: int) -> tuple[DataF
     records = placed.where("value IS NOT NULL").selectExpr(
         f"{literal(stream.topic)} AS topic",
         f"{LOADED} AS partition",
+        "CAST(NULL AS INT) AS topic_partition",
         f"CAST({start} + place AS BIGINT) AS offset",
         "CAST(NULL AS TIMESTAMP) AS timestamp",
         "CAST(NULL AS BINARY) AS key",

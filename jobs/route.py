@@ -34,13 +34,12 @@ from statehouse.fold import Rule
 from statehouse.formats.format import AVRO
 from statehouse.headers import PART_HEADER, REVISION_HEADER, SOURCE_HEADER
 from statehouse.spark_sql import quoted
-from statehouse.tables import changelog_columns, opened, route_position, table
+from statehouse.tables import TOPIC_PARTITION, changelog_columns, coordinates, opened, route_position, table
 from statehouse.values import safe
 
 STATE = "state"  # beside offsets: of which version of the state the position is
 SOURCE, PART, ORDERED = "_made_of", "_part", "_ordered"
 THROWN = "what is asked for cannot be computed"
-COORDINATES = ("_topic", "_partition", "_offset")
 REPORTED = "_op = 'report'"
 # What the events of a store have besides.
 BEFORE, AFTER, REVISION, RESEND = "before", "after", "revision", "resend"
@@ -205,7 +204,7 @@ class Router:
     def messages(self, events: DataFrame) -> DataFrame:
         """The messages of some rows of the changelog, and the event that each is made of."""
         given = [
-            f"concat_ws(':', {', '.join(COORDINATES)}) AS {SOURCE}",
+            f"concat_ws(':', {', '.join(coordinates(self.stream))}) AS {SOURCE}",
             f"struct({', '.join(self.order)}) AS {ORDERED}",
         ]
         rows = shape_events(events, self.route, self.everything, *(given if self.order else given[:1]))
@@ -252,7 +251,9 @@ class Router:
             F.lit(f"route {self.name}: found a message of "), F.max(size()), F.lit(f" bytes, expected {largest}")
         )
         reasons = messages.groupBy(SOURCE).agg(reason.alias("reason"))
-        rows = events.withColumn(SOURCE, F.concat_ws(":", *COORDINATES)).join(F.broadcast(reasons), SOURCE)
+        rows = events.withColumn(SOURCE, F.concat_ws(":", *map(F.expr, coordinates(self.stream)))).join(
+            F.broadcast(reasons), SOURCE
+        )
         self._quarantine(rows, F.col("reason"))
 
     def _quarantine(self, events: DataFrame, reason: Column) -> None:
@@ -262,5 +263,5 @@ class Router:
         rows = events.withColumn("reason", reason)
         rows.selectExpr(
             "_topic AS topic", "_partition AS partition", "_offset AS offset", "_key AS key", "_payload AS payload", "reason",
-            "current_timestamp() AS log_time",
+            "current_timestamp() AS log_time", *([f"{TOPIC_PARTITION} AS topic_partition"] if self.stream.several else []),
         ).dropDuplicates(["partition", "offset"]).join(known, ["partition", "offset"], "anti").coalesce(1).write.format("delta").mode("append").save(path)  # fmt: skip

@@ -28,13 +28,13 @@ from jobs.spark.session import sql
 from jobs.spark.steps import PLACE, STEP, Steps
 from statehouse.config.models import Config, Route
 from statehouse.spark_sql import quoted
-from statehouse.tables import changelog_columns, folded, generation, opened
+from statehouse.tables import TOPIC_PARTITION, changelog_columns, folded, generation, opened
 
 EVENT, ARRIVAL, ARRIVED, ORDER = "_event", "_arrival", "_arrived", "_order"
 # Of the log, also where it is not known with which commit each event came: a batch has one time.
 LOG_ORDER = ("_log_time", "_partition", "_offset")
 # Of an event, whatever is asked for: where it is, when and what it was, and what the quarantine has of it.
-TOLD_OF_ALL = ("_topic", *LOG_ORDER, "_event_time", "_rank", "_op", "_key", "_payload")
+TOLD_OF_ALL = ("_topic", TOPIC_PARTITION, *LOG_ORDER, "_event_time", "_rank", "_op", "_key", "_payload")
 OVER = re.compile(r"\bover\b", re.IGNORECASE)
 ALL = re.compile(r"(^|[(,])\s*\*\s*($|[,)])")  # `*`, and `struct(*)`; no product
 
@@ -177,7 +177,8 @@ class StoreRouter(Router):
         ]
         arrived = F.col(ARRIVED) if ARRIVED in rows.columns else _arrival()
         ordered = [arrived.alias(ARRIVED), F.col(ORDER)]
-        lacking = [name for name in ("_topic", *LOG_ORDER[1:]) if name not in self.columns]
+        placed = ["_topic", *([TOPIC_PARTITION] if self.stream.several else []), *LOG_ORDER[1:]]
+        lacking = [name for name in placed if name not in self.columns]
         return rows.select(*shown, *ordered, *(F.col(f"{EVENT}.{name}").alias(name) for name in lacking))
 
     # Late events.

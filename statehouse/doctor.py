@@ -21,8 +21,9 @@ from packaging.requirements import Requirement
 
 from statehouse import kafka, tables
 from statehouse.config.file import load
-from statehouse.config.models import Config
+from statehouse.config.models import Config, Stream
 from statehouse.errors import KafkaUnavailable, RegistryUnavailable, StatehouseError, first_line
+from statehouse.numbering import Numbering, topic_names
 from statehouse.places import remote
 
 OLDEST_JAVA, NEWEST_JAVA = 17, 22  # later ones lack Subject.getSubject, which Hadoop calls
@@ -32,6 +33,7 @@ GIB = 1 << 30
 LEAST_MEMORY, WANTED_MEMORY = 2 * GIB, 4 * GIB
 LEAST_DISK, WANTED_DISK = GIB // 4, 5 * GIB
 CLOCK_SECONDS = 5.0  # that two clocks may differ
+NO_TOPICS = "see whether the pattern is right; one that is made later is read from its beginning"
 KAFKA_SECONDS = 5.0  # that Kafka may take for an answer
 HALVES = {
     "jobs": "pyspark",
@@ -250,20 +252,24 @@ def topics(config: Config) -> Iterator[Check]:
     began = time.monotonic()
     for number, stream in enumerate(config.streams.values()):
         try:
-            description = kafka.find_topic(config.kafka, stream.topic, KAFKA_SECONDS)
+            names = topic_names(config.kafka, stream)
+            found = kafka.find_topics(config.kafka, names, KAFKA_SECONDS)
         except KafkaUnavailable as error:
             if number == 0:
                 yield Check("Kafka", "bad", str(error), error.advice)
                 yield Check("topics", "skip", "Kafka does not answer")
                 return
-            yield Check(f"topic {stream.topic}", "bad", str(error), error.advice)
+            yield Check(f"topic {stream.topic_text}", "bad", str(error), error.advice)
             continue
         if number == 0:
             yield Check("Kafka", "ok", f"{servers} answers in {(time.monotonic() - began) * 1000:.0f} ms")
-        yield _topic(config, stream.name, stream.topic, description)
+        if not names:
+            yield Check(f"topics {stream.topic_text}", "warn", "there are none yet", NO_TOPICS)
+        for name in names:
+            yield _topic(config, stream, name, found.get(name))
 
 
-def _topic(config: Config, stream: str, topic: str, current: kafka.Topic | None) -> Check:
+def _topic(config: Config, stream: Stream, topic: str, current: kafka.Topic | None) -> Check:
     name = f"topic {topic}"
     if current is None:
         advice = (
@@ -271,9 +277,10 @@ def _topic(config: Config, stream: str, topic: str, current: kafka.Topic | None)
         )
         return Check(name, "warn", "there is none yet", advice)
     try:
-        known = (tables.metadata(tables.table(config, "changelog", stream), "offsets") or {}).get("id")
+        position = tables.metadata(tables.table(config, "changelog", stream.name), "offsets") or {}
+        known = Numbering.of(stream, position).ids.get(topic)
     except Exception:  # the check of the lake says why
         known = None
-    if error := kafka.recreated(topic, known, current):
+    if not stream.several and (error := kafka.recreated(topic, known, current)):
         return Check(name, "bad", error, "give the stream a new name")
     return Check(name, "ok", f"{len(current.partitions)} partitions")

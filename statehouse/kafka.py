@@ -6,7 +6,7 @@ import concurrent.futures
 import functools
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -130,20 +130,32 @@ class Topic(NamedTuple):
     partitions: list[int]
 
 
-def find_topic(
-    properties: dict[str, Any], topic: str, timeout: float = 10.0, admin: AdminClient | None = None
-) -> Topic | None:
-    """The topic of that name; None where there is none. Raises :class:`KafkaUnavailable`. Who asks often has an ``admin``."""
+def find_topic(properties: dict[str, Any], topic: str, timeout: float = 10.0) -> Topic | None:
+    """The topic of that name; None where there is none. Raises :class:`KafkaUnavailable`."""
+    return find_topics(properties, [topic], timeout).get(topic)
+
+
+def find_topics(
+    properties: dict[str, Any], names: Sequence[str], timeout: float = 10.0, admin: AdminClient | None = None
+) -> dict[str, Topic]:
+    """The topics of these names that are there. Raises :class:`KafkaUnavailable`. Who asks often has an ``admin``."""
     client = admin or AdminClient(librdkafka(properties))  # held by a name: the request dies with it
+    found: dict[str, Topic] = {}
     try:
-        request = client.describe_topics(TopicCollection([topic]), request_timeout=timeout)[topic]
-        description = _answer(properties, client, request, timeout)
+        requests = client.describe_topics(TopicCollection(list(names)), request_timeout=timeout) if names else {}
+        for name, request in requests.items():
+            try:
+                description = _answer(properties, client, request, timeout)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise
+            else:
+                id = str(description.topic_id).translate(URL_SAFE)
+                numbers = sorted(partition.id for partition in description.partitions)
+                found[name] = Topic(None if id == NO_ID else id, numbers)
     except KafkaException as error:
-        if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            return None
         raise _unavailable(properties, error) from None
-    number = str(description.topic_id).translate(URL_SAFE)
-    return Topic(None if number == NO_ID else number, sorted(partition.id for partition in description.partitions))
+    return found
 
 
 def topic_names(properties: dict[str, Any], timeout: float = 10.0) -> list[str]:
@@ -243,14 +255,14 @@ def topic_settings(properties: dict[str, Any], topic: str, timeout: float = 10.0
     return {name: entry.value for name, entry in entries.items()}
 
 
-def await_topic(
+def await_topics(
     properties: dict[str, Any],
-    topic: str,
+    names: Callable[[], Sequence[str]],
     stopping: Callable[[], bool],
     say: Callable[[str], None],
     patience: float,
-) -> list[int]:
-    """The partitions of a topic, which is created if it is absent; waits while Kafka is away.
+) -> dict[str, Topic]:
+    """The topics of some names, by name, of which those that are absent are created; waits while Kafka is away.
 
     ``patience`` is in seconds; after them the last :class:`KafkaUnavailable` is raised. Who has an end to it is told at once that
     Kafka does not let us in.
@@ -258,10 +270,13 @@ def await_topic(
     until, announced = time.monotonic() + patience, False
     while True:
         try:
-            if numbers := partitions(properties, topic, timeout=5):
-                return numbers
-            create_topic(properties, topic)
-            say(f"created the topic {topic}")
+            wanted = names()
+            found = find_topics(properties, wanted, timeout=5)
+            if not (absent := [name for name in wanted if name not in found or not found[name].partitions]):
+                return found
+            for name in absent:
+                create_topic(properties, name)
+                say(f"created the topic {name}")
         except KafkaUnavailable as error:
             known = _refusal(properties)
             refused = isinstance(error, KafkaRefused) and known is not None and known.sure
@@ -355,10 +370,18 @@ def headers_at(
 def end_offsets(properties: dict[str, Any], topic: str, timeout: float = 5.0) -> dict[int, tuple[int, int]]:
     """Each partition's first kept and next offset; under ``read_committed`` up to the first transaction that is open. Raises
     :class:`KafkaUnavailable`."""
-    numbers = partitions(properties, topic, timeout)
+    ends = ends_of(properties, find_topics(properties, [topic], timeout), timeout)
+    return {partition: end for (_, partition), end in ends.items()}
+
+
+def ends_of(
+    properties: dict[str, Any], topics: Mapping[str, Topic], timeout: float = 5.0
+) -> dict[tuple[str, int], tuple[int, int]]:
+    """The same of the partitions of some topics, by the topic's name and the partition. Raises :class:`KafkaUnavailable`."""
+    places = [(name, partition) for name, topic in topics.items() for partition in topic.partitions]
     consumer = Consumer({**librdkafka(properties), "group.id": "statehouse-status", "enable.auto.commit": False})
     try:
-        return {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=timeout) for p in numbers}
+        return {p: consumer.get_watermark_offsets(TopicPartition(*p), timeout=timeout) for p in places}
     except KafkaException as error:
         raise _unavailable(properties, error) from None
     finally:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
@@ -289,6 +289,18 @@ def parse_headers(
         requeued[index], schemas[index] = by_name.get(REQUEUED_HEADER), by_name.get(ID_HEADER)
         ranks[index] = by_name.get(ORDER_HEADER)
     return operations, stores, requeued, schemas, ranks
+
+
+def header_maps(headers: pa.Array) -> pa.Array:
+    """All headers of records as :func:`headers_of` has them; ``headers`` as in :func:`parse_headers`."""
+    lists = [None if text is None else _HEADERS.decode(text) for text in headers.to_pylist()]
+    maps = [None if found is None else headers_of({header.key: header.value for header in found}) for found in lists]
+    return pa.array(maps, pa.map_(pa.string(), pa.string()))
+
+
+def headers_of(by_name: Mapping[str, bytes | None]) -> list[tuple[str, str | None]]:
+    """A record's headers as the column ``_headers`` has them: as text, null where a value is not UTF-8."""
+    return [(name, None if value is None else _utf8(value)) for name, value in by_name.items()]
 
 
 def _utf8(value: bytes) -> str | None:

@@ -11,7 +11,7 @@ What a route could not send is in the quarantine too, and is passed over: its ev
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
@@ -22,15 +22,17 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from statehouse import kafka
 from statehouse.config.models import ISOLATION, Config, Stream
 from statehouse.headers import REQUEUED_HEADER
+from statehouse.numbering import Numbering, topic_names
+from statehouse.numbering import Place as Partition
 from statehouse.tables import batches, metadata, opened, select, table
 
 MOST = 10_000  # records of a transaction
 SECONDS = 10.0  # that Kafka may take for a step
 FOUND = "found .*?(, expected|$)"  # of a reason, what differs from record to record
 KIND = f"regexp_replace(reason, '{FOUND}', 'found …\\1', 's')"  # :func:`kind_of`, in SQL
-COLUMNS = 'partition, "offset", reason, key, payload, payload_bytes, headers, timestamp'
+COLUMNS = 'topic, partition, "offset", reason, key, payload, payload_bytes, headers, timestamp'
 
-Place = tuple[int, int]  # a partition and an offset
+Place = tuple[int, int]  # the number of a partition, and an offset
 
 
 @dataclass
@@ -41,7 +43,7 @@ class Requeued:
     sent: int = 0
     before: int = 0
     more: bool = False
-    ends: dict[int, int] = field(default_factory=dict)
+    ends: dict[Partition, int] = field(default_factory=dict)
 
 
 def kind_of(reason: str) -> str:
@@ -64,9 +66,8 @@ def requeue(
     done = Requeued()
     if next(wanted_rows(), None) is None:
         return done
-    sender = _Sender(config.kafka, stream.topic)
-    progress = metadata(table(config, "changelog", stream.name), "offsets")
-    position = {int(p): o for p, o in progress["offsets"].items()} if progress else {}
+    sender = _Sender(config.kafka, stream)
+    position = metadata(table(config, "changelog", stream.name), "offsets") or {}
     before = {*_returned_places(config, stream), *_pending_places(config, stream, position)}
     chosen: list[dict[str, Any]] = []
     for row in wanted_rows():
@@ -101,39 +102,43 @@ def _returned_places(config: Config, stream: Stream) -> set[Place]:
     return {(row["partition"], row["offset"]) for row in rows}
 
 
-def _pending_places(config: Config, stream: Stream, position: dict[int, int]) -> set[Place]:
+def _pending_places(config: Config, stream: Stream, position: Mapping[str, Any]) -> set[Place]:
     """The refused records that were sent again and lie behind the changelog's position. From the first open transaction on, whoever's it
     is, records that are not committed count too: they may yet be."""
-    open_from = {p: end for p, (_, end) in kafka.end_offsets(config.kafka, stream.topic).items()}
+    numbering, offsets = Numbering.of(stream, position), {int(p): o for p, o in position.get("offsets", {}).items()}
     every = {**config.kafka, ISOLATION: "read_uncommitted"}
     places = set()
-    for message in chain(
-        kafka.records_from(config.kafka, stream.topic, position), kafka.records_from(every, stream.topic, open_from)
-    ):
-        headers: Any = message.headers() or []
-        origin = dict(headers).get(REQUEUED_HEADER)
-        if origin and (match := re.fullmatch(rb"(-?\d{1,9}):(\d{1,18})", origin)):
-            places.add((int(match[1]), int(match[2])))
+    for topic in topic_names(config.kafka, stream):
+        read = numbering.of_topic(topic, offsets)
+        open_from = {p: end for p, (_, end) in kafka.end_offsets(config.kafka, topic).items()}
+        for message in chain(
+            kafka.records_from(config.kafka, topic, read), kafka.records_from(every, topic, open_from)
+        ):
+            headers: Any = message.headers() or []
+            origin = dict(headers).get(REQUEUED_HEADER)
+            if origin and (match := re.fullmatch(rb"(-?\d{1,9}):(\d{1,18})", origin)):
+                places.add((int(match[1]), int(match[2])))
     return places
 
 
 class _Sender:
     """The one that sends: from its making on no other one can commit."""
 
-    def __init__(self, properties: dict[str, Any], topic: str) -> None:
-        self._topic, self._properties = topic, properties
+    def __init__(self, properties: dict[str, Any], stream: Stream) -> None:
+        self._topic, self._properties = stream.topic, properties
+        name = f"{stream.name}-several" if stream.several else stream.topic
         settings = {"partitioner": "murmur2_random", **kafka.librdkafka(properties)}  # as Java's clients
         limits = {"transaction.timeout.ms": int(SECONDS * 1000), "message.max.bytes": 100_000_000}
-        self._client = Producer({**settings, **limits, "transactional.id": f"statehouse-requeue-{topic}"})
+        self._client = Producer({**settings, **limits, "transactional.id": f"statehouse-requeue-{name}"})
         self._run_step(lambda: self._client.init_transactions(SECONDS))
 
-    def send(self, rows: list[dict[str, Any]]) -> dict[int, int]:
-        """Send all of these rows or none; the last offset of each partition."""
-        ends: dict[int, int] = {}
+    def send(self, rows: list[dict[str, Any]]) -> dict[Partition, int]:
+        """Send all of these rows or none, each to where it came from; the last offset of each partition."""
+        ends: dict[Partition, int] = {}
 
         def note_delivery(error: KafkaError | None, message: Message) -> None:
             if error is None:
-                ends[message.partition() or 0] = message.offset() or 0
+                ends[message.topic() or "", message.partition() or 0] = message.offset() or 0
 
         def produce_all() -> None:
             self._client.begin_transaction()
@@ -154,7 +159,9 @@ class _Sender:
         at = {} if time is None else {"timestamp": round(time.timestamp() * 1000)}
         while True:
             try:
-                self._client.produce(self._topic, payload, key, headers=headers, on_delivery=on_delivery, **at)
+                self._client.produce(
+                    row["topic"] or self._topic, payload, key, headers=headers, on_delivery=on_delivery, **at
+                )
                 return
             except BufferError:  # its queue is full
                 self._client.poll(0.1)

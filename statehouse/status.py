@@ -9,9 +9,10 @@ from typing import Any
 from deltalake import DeltaTable
 
 from statehouse import kafka
-from statehouse.config.models import Config
+from statehouse.config.models import Config, Stream
 from statehouse.errors import KafkaUnavailable
 from statehouse.failures import PARTS, failing
+from statehouse.numbering import Numbering, topic_names
 from statehouse.tables import (
     commit_time,
     folded,
@@ -35,18 +36,20 @@ def lag_ms(changelog: str, folded: int | None, head: int | None) -> int:
     return max(0, int(time.time() * 1000) - since) if since is not None else 0
 
 
-def offsets_behind(config: Config, topic: str, known: Mapping[str, Any]) -> tuple[int | None, str | None]:
-    """How many records Kafka has of a topic beyond those that are ``known``, by the changelog's metadata, and what is wrong with the topic;
-    None of what is not known, as where Kafka does not answer."""
+def offsets_behind(config: Config, stream: Stream, known: Mapping[str, Any]) -> tuple[int | None, str | None]:
+    """How many records Kafka has of a stream's topics beyond those that are ``known``, by the changelog's metadata, and what is wrong
+    with the topics; None of what is not known, as where Kafka does not answer."""
+    numbering = Numbering.of(stream, known)
     try:
-        error = kafka.recreated(topic, known.get("id"), kafka.find_topic(config.kafka, topic))
-        if error is not None:
+        topics = kafka.find_topics(config.kafka, topic_names(config.kafka, stream))
+        if not stream.several and (error := numbering.recreated(topics)):
             return None, error
-        ends = kafka.end_offsets(config.kafka, topic)
+        ends = kafka.ends_of(config.kafka, topics)
     except KafkaUnavailable:
         return None, None
-    done = {int(p): o for p, o in known.get("offsets", {}).items()}
-    return sum(max(0, high - max(done.get(p, 0), low)) for p, (low, high) in ends.items()), None
+    done, numbering = {int(p): o for p, o in known.get("offsets", {}).items()}, numbering.seen(topics)
+    read = {place: done.get(number, 0) for place in ends if (number := numbering.number(*place)) is not None}
+    return sum(max(0, high - max(read[place], low)) for place, (low, high) in ends.items()), None
 
 
 def stream_status(config: Config, name: str) -> dict[str, Any]:
@@ -55,11 +58,11 @@ def stream_status(config: Config, name: str) -> dict[str, Any]:
     path = table(config, "changelog", name)
     known = metadata(path, "offsets") or {}
     delta = opened(path)
-    behind, error = offsets_behind(config, config.streams[name].topic, known)
+    behind, error = offsets_behind(config, config.streams[name], known)
     events, size = rows_and_bytes(path)
     return {
         "name": name,
-        "topic": config.streams[name].topic,
+        "topic": config.streams[name].topic_text,
         "events": events,
         "quarantined": rows_and_bytes(table(config, "quarantine", name))[0],
         "offsets": known.get("offsets", {}),

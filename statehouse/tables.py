@@ -2,7 +2,8 @@
 
 What a table's commits carry besides rows:
 
-* ``changelog/<stream>``: each commit that ingests holds ``{"topic": "t", "id": "vPeO…", "offsets": {"0": 17}}`` as its
+* ``changelog/<stream>``: each commit that ingests holds ``{"topic": "t", "id": "vPeO…", "offsets": {"0": 17}}``, or with several topics
+  ``{"topics": {"t": {"id": "vPeO…", "partitions": {"0": 3}}}, "offsets": {"3": 17}}`` (:mod:`statehouse.numbering`), as its
   ``userMetadata``: Kafka's id of the topic, where it gives one, and the next offset of every partition, counting refused events
   and offsets without a record. One that loads a file holds the
   ``txn`` action ``load:<the file's SHA-256>``.
@@ -53,6 +54,8 @@ EVENT_COLUMNS = {
 RANK = {
     "_rank": "BIGINT"
 }  # besides, in a stream with `order:`: the event's place in the order, before partition and offset
+HEADER_COLUMNS = {"_headers": "MAP<STRING, STRING>", "_timestamp_type": "STRING"}  # besides, with `keep_headers: true`
+TOPIC_PARTITION = "_topic_partition"  # besides, in a stream with `topics:`: Kafka's own number of the partition
 TASK_COLUMNS = {
     "id": "STRING",
     "task": "STRING",  # the rule; null: it was asked for
@@ -101,7 +104,14 @@ def changelog_columns(stream: Stream) -> dict[str, str]:
 
 def event_columns(stream: Stream) -> dict[str, str]:
     """What the system knows of an event of a stream."""
-    return {**EVENT_COLUMNS, **RANK} if stream.ranked else EVENT_COLUMNS
+    ranked, headers = (RANK if stream.ranked else {}), (HEADER_COLUMNS if stream.keep_headers else {})
+    return {**EVENT_COLUMNS, **ranked, **headers, **({TOPIC_PARTITION: "INT"} if stream.several else {})}
+
+
+def coordinates(stream: Stream) -> list[str]:
+    """SQL: where an event, or a record, is in Kafka, as its token says it: the topic, the partition and the offset."""
+    kafkas = f"coalesce({TOPIC_PARTITION}, _partition)" if stream.several else "_partition"
+    return ["_topic", kafkas, "_offset"]
 
 
 def table(config: Config, kind: str, name: str) -> str:

@@ -220,6 +220,22 @@ def _topic(name: str) -> str:
     return name
 
 
+def _stream_topics(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise ValueError(f"found {value!r}, expected a regular expression such as 'orders\\..*': {error}") from None
+        return value
+    if not isinstance(value, list) or not value or not all(topics.is_possible(name) for name in value):
+        raise ValueError(
+            f"found {value!r}, expected topics such as [orders, returns], or a pattern such as 'orders\\..*'"
+        )
+    if len(set(value)) < len(value):
+        raise ValueError(f"found {value!r}, expected each topic once")
+    return value
+
+
 def _topics(value: Any) -> Any:
     if isinstance(value, dict):
         raise ValueError(
@@ -241,6 +257,7 @@ Duration = Annotated[int, BeforeValidator(milliseconds)]
 Expression = Annotated[str, BeforeValidator(_expression)]
 Name = Annotated[str, AfterValidator(_name)]
 Topic = Annotated[str, AfterValidator(_topic)]
+StreamTopics = Annotated[str | list[str], BeforeValidator(_stream_topics)]
 TopicPatterns = Annotated[list[Annotated[str, BeforeValidator(_topic_pattern)]], BeforeValidator(_topics)]
 Host = Annotated[str, AfterValidator(_host)]
 Instance = Annotated[str, AfterValidator(_instance)]

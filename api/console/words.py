@@ -20,14 +20,8 @@ def reduction(store: Mapping[str, Any]) -> str:
         return f"“{arguments[0]}” while at least one agent's latest report says so, else “{arguments[1]}”"
     if name == "count":
         return "number of events" if of is None else f"number of events that have {of}"
-    return {
-        "latest": f"latest {of}",
-        "first": f"first {of}",
-        "sum": f"sum of {of}",
-        "avg": f"mean of {of}",
-        "min": f"least {of}",
-        "max": f"greatest {of}",
-    }[name]
+    words = {"sum": "sum of", "avg": "mean of", "min": "least", "max": "greatest"}
+    return f"{words.get(name, name)} {of}"
 
 
 def sentence(store: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from api.engine.duck import Connection, quoted
 from api.engine.fold import Fold
 from statehouse.alike import difference, store_expressions, stream_expressions
 from statehouse.alike_reducers import own_parts
-from statehouse.config.models import Config, Own, Stream
+from statehouse.config.models import Config, Own
 from statehouse.fold import Rule
 from statehouse.kinds import Differs
 from statehouse.tables import changelog_columns
@@ -34,8 +34,10 @@ def check(config: Config, rules: dict[str, Rule]) -> list[tuple[tuple, str]]:
     logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
     with duck.connect() as connection:
         for stream in config.streams.values():
+            columns = changelog_columns(stream)
             try:
-                connection.execute(f"CREATE OR REPLACE TABLE events ({_columns(stream)})")
+                table = ", ".join(f"{quoted(name)} {duckdb_type(kind)}" for name, kind in columns.items())
+                connection.execute(f"CREATE OR REPLACE TABLE events ({table})")
             except (sqlglot.errors.SqlglotError, duckdb.Error) as error:
                 problems.append((("streams", stream.name, "schema"), _reason(error)))
                 continue
@@ -43,7 +45,6 @@ def check(config: Config, rules: dict[str, Rule]) -> list[tuple[tuple, str]]:
             for place, expression in stream_expressions(stream):
                 if reason := _wrong(connection, expression, payload):
                     problems.append((place, reason))
-            columns = changelog_columns(stream)
             for store in config.stores_of(stream.name):
                 wrong = [
                     (("stores", store.name, *place), reason)
@@ -68,10 +69,6 @@ def _fold(connection: Connection, rule: Rule | None) -> list[tuple[tuple, str]]:
     parts = own_parts(rule.store.reduce, rule.value_input, rule.own_types)
     differing = [(path, given) for path, _, given in parts if isinstance(given, Differs)]
     return [(("stores", rule.store.name, "reduce", *path), str(given)) for path, given in differing]
-
-
-def _columns(stream: Stream) -> str:
-    return ", ".join(f"{quoted(n)} {duckdb_type(t)}" for n, t in changelog_columns(stream).items())
 
 
 def _wrong(connection: Connection, expression: str, columns: Mapping[str, str]) -> str | None:

@@ -78,7 +78,7 @@ def post_requeue(stream: str) -> Response:
     audit.note(stream=stream)
     with service().looks:
         done = requeue(service().config, known, reason, places)
-    tokens = [f"{known.topic}:{partition}:{offset}" for partition, offset in sorted(done.ends.items())]
+    tokens = [f"{topic}:{partition}:{offset}" for (topic, partition), offset in sorted(done.ends.items())]
     audit.note(keys=done.sent, tokens=tokens)
     return answer({"sent": done.sent, "before": done.before, "more": done.more, "tokens": tokens}, 202)
 

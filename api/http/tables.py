@@ -74,7 +74,7 @@ def list_streams() -> Response:
         shown.append(
             {
                 "name": name,
-                "topic": stream.topic,
+                "topic": stream.topic_text,
                 "schema": stream.schema_,
                 "time": stream.time,
                 "events": events.size.rows if events.size else 0,

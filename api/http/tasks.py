@@ -28,6 +28,7 @@ from statehouse import kafka, topics
 from statehouse.config.models import Config, Store
 from statehouse.fold import Rule
 from statehouse.headers import OP_HEADER, STORE_HEADER
+from statehouse.numbering import parse_place
 from statehouse.values import milliseconds
 
 tasks = Blueprint("tasks", __name__)
@@ -118,7 +119,7 @@ def post_task() -> Response:
             raise refused("bad-body", f"the field {name[:100]!r}", f"one of {', '.join(WORDS)}")
     task: dict[str, Any] = {"due": _due(body)}
     headers: tuple[tuple[str, str], ...] = ((OP_HEADER, "task"),)
-    stream, key = next(iter(config.streams.values())), ""
+    stream, key = next((stream for stream in config.streams.values() if stream.topic), None), ""
     if ("send" in body) == ("set" in body):
         raise refused("bad-body", "both" if "send" in body else "neither", "one of send and set")
     if "send" in body:
@@ -144,6 +145,8 @@ def post_task() -> Response:
     def answered(tokens: list[Token]) -> dict[str, Any]:
         return {"id": str(tokens[0]), "due": task["due"]}
 
+    if stream is None or not stream.topic:
+        raise refused("bad-body", "a stream without a topic", "one that is written to: name its topic beside topics")
     document = written(stream.topic, [Record(key, exact_json.dumps(task), headers)], answered, asked=body)
     audit.note(token=document["id"])
     return answer(document, 202)
@@ -157,13 +160,12 @@ def post_task() -> Response:
 def delete_task(id: str) -> Response:
     """Cancel a task by its id, percent-encoded."""
     config = _config()
-    streamed = {stream.topic for stream in config.streams.values()}
-    row = service().lake.task(id)
-    asked = re.fullmatch(rf"({topics.NAME}):([0-9]{{1,9}}):([0-9]{{1,18}})", id)
+    row, asked = service().lake.task(id), parse_place(id)
     partition = None
-    if asked and asked[1] in streamed:  # it may not be in the table yet; after it in the same partition it is known
-        topic, partition, key = asked[1], int(asked[2]), ""
-        if row is None and not _asked_at(config, topic, partition, int(asked[3])):
+    if asked and any(stream.reads(asked[0]) for stream in config.streams.values()):
+        (topic, partition, offset), key = asked, ""
+        # It may not be in the table yet; after it in the same partition it is known.
+        if row is None and not _asked_at(config, topic, partition, offset):
             raise _unknown(id)
     elif row:
         topic, key = config.streams[row["stream"]].topic, row["key"] or ""

@@ -73,9 +73,13 @@ def _is_writable(scope: Scope) -> bool:
 
 
 def _writable(name: str) -> tuple[Store, Rule | None]:
-    """A store and its rule; a problem where a set or a purge would have no place in the order of its events."""
+    """A store and its rule; a problem where a set or a purge would have no place in the order of its events, or no topic to go to."""
     defined, rule = the_rule(name)
-    if not service().config.writable(name):
+    stream = service().config.streams[defined.stream]
+    if not stream.topic:
+        detail = f"found a {request.method}, expected GET: {stream.name} has topics, and no topic that is written to"
+        raise Problem(405, "no-topic", detail, allowed=["GET", "HEAD"])
+    if stream.ranked:
         detail = (
             f"found a {request.method}, expected GET: the events of {name} are in the order that their payloads tell"
         )

@@ -11,6 +11,7 @@ from api.errors import Problem, bad_parameter
 from api.replica.replica import Replica
 from api.replica.snapshot import Snapshot
 from statehouse.config.models import Store
+from statehouse.numbering import parse_place
 
 Fresh = Callable[[Snapshot], Snapshot]
 Gone = Callable[[], bool]
@@ -26,13 +27,11 @@ class ReadYourWrites:
     def __init__(
         self, replica: Replica, store: Store, token: str, seconds: float, fresh: Fresh, places: Places, gone: Gone
     ) -> None:
-        topic, *place = token.rsplit(":", 2)
-        expected = replica.config.streams[store.stream].topic
-        are_numbers = all(part.isascii() and part.isdecimal() and len(part) < 19 for part in place)
-        if topic != expected or len(place) != 2 or not are_numbers:
-            raise bad_parameter("after", token, f"a write's token, {expected}:PARTITION:OFFSET")
+        stream, place = replica.config.streams[store.stream], parse_place(token)
+        if place is None or not stream.reads(place[0]):
+            raise bad_parameter("after", token, f"a write's token, {stream.topic or 'TOPIC'}:PARTITION:OFFSET")
         self._replica, self._store, self._token, self._fresh = replica, store.name, token, fresh
-        self._place = int(place[0]), int(place[1])
+        self._place = place
         self._places, self._gone = places, gone
         self._seconds, self._until = seconds, time.monotonic() + seconds
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-from confluent_kafka import Message
+from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, Message
 
 from api.engine.duck import Connection, quoted, selected
 from api.engine.fold import GUARD
@@ -27,43 +27,41 @@ from statehouse.formats.registry import registry_of, wanted_by
 from statehouse.formats.wire import ID_HEADER
 from statehouse.headers import OP_HEADER, ORDER_HEADER, REPORT, STORE_HEADER, TOMBSTONE
 from statehouse.kafka import usable_time
+from statehouse.numbering import Numbering
 from statehouse.payload import GREATEST_TIME, LEAST_TIME
-from statehouse.records import RANK, SAID, decoder_for, fields_of
+from statehouse.records import RANK, SAID, decoder_for, fields_of, headers_of
 from statehouse.spark_sql import in_years, rank_of
+from statehouse.tables import EVENT_COLUMNS, HEADER_COLUMNS, TOPIC_PARTITION, event_columns
 from statehouse.transpile import to_duckdb
 
 TIME = pa.timestamp("ms", "UTC")
-# A record as Kafka has it; of the headers the four that matter.
+HEADERS = OP_HEADER, STORE_HEADER, ID_HEADER, ORDER_HEADER  # those that matter
+OWN_HEADERS = "_op_header", "_store_header", "_schema_header", "_order_header"
+# A record as Kafka has it.
 RECORDS = {
     "_topic": pa.large_string(),
+    TOPIC_PARTITION: pa.int32(),
     "_partition": pa.int32(),
     "_offset": pa.int64(),
     "_timestamp": TIME,
     "_key": pa.large_string(),  # null where it is not UTF-8
     "_bytes": pa.large_binary(),
-    "_op_header": pa.large_binary(),
-    "_store_header": pa.large_binary(),
-    "_schema_header": pa.large_binary(),
-    "_order_header": pa.large_binary(),
+    **dict.fromkeys(OWN_HEADERS, pa.large_binary()),
+    "_headers": pa.map_(pa.string(), pa.string()),
+    "_timestamp_type": pa.string(),
     "_log_time": TIME,  # when it was read
 }
-HEADERS = OP_HEADER, STORE_HEADER, ID_HEADER, ORDER_HEADER  # in the order of their columns
 HANDED = ("_op_header", "_store_header", "_key", "_bytes", "_schema_header", "_order_header")  # to the decoder
 IN_ORDER = f"_op IN ('{REPORT}', 'purge')"  # what has its rank from its payload, where it does not give it itself
-PLACED = {
-    "_topic": "STRING",
-    "_partition": "INT",
-    "_offset": "BIGINT",
-    "_timestamp": "TIMESTAMP",
-    "_key": "STRING",
-    "_log_time": "TIMESTAMP",
-}
+KINDS = {**EVENT_COLUMNS, **HEADER_COLUMNS, TOPIC_PARTITION: "INT", "_timestamp": "TIMESTAMP"}
+PLACED = {name: KINDS[name] for name in RECORDS if name in KINDS}
+TIMES = {TIMESTAMP_CREATE_TIME: "CreateTime", TIMESTAMP_LOG_APPEND_TIME: "LogAppendTime"}
 
 
-def records(messages: Iterable[Message]) -> pa.Table:
+def records(messages: Iterable[Message], numbering: Numbering) -> pa.Table:
     """What Kafka's client gives, as a table of :data:`RECORDS`."""
     now = time.time_ns() // 1_000_000
-    return table((*_record(message), now) for message in messages)
+    return table((*_record(message, numbering), now) for message in messages)
 
 
 def table(rows: Iterable[tuple[Any, ...]]) -> pa.Table:
@@ -72,21 +70,23 @@ def table(rows: Iterable[tuple[Any, ...]]) -> pa.Table:
     return pa.table({n: pa.array(c, kind) for c, (n, kind) in zip(columns, RECORDS.items(), strict=True)})
 
 
-def _record(message: Message) -> tuple[Any, ...]:
-    place = message.topic(), message.partition(), message.offset(), message.timestamp()[1]
-    return record(*place, message.key(), message.value(), message.headers())
+def _record(message: Message, numbering: Numbering) -> tuple[Any, ...]:
+    topic, partition = message.topic() or "", message.partition() or 0
+    number, (kind, at), more = numbering.number(topic, partition), message.timestamp(), message.headers()
+    return record(topic, number, message.offset(), at, message.key(), message.value(), more, TIMES.get(kind), partition)
 
 
 def record(
-    topic: str | None, partition: int | None, offset: int | None, timestamp: int, key: Any, value: Any, headers: Any
+    topic: str, number: Any, offset: Any, time: int, key: Any, value: Any, headers: Any, kind: Any = None, *place: int
 ) -> tuple[Any, ...]:
-    """A record as a row of :data:`RECORDS`, but for the last column."""
+    """A record as a row of :data:`RECORDS`, but for the last column; its ``number`` of a partition is Kafka's where that is not given."""
     by_name = dict(headers or ())  # the last of a name counts
     try:
         key = key.decode() if isinstance(key, bytes) else key
     except UnicodeDecodeError:
         key = None
-    return topic, partition, offset, usable_time(timestamp), key, value, *map(by_name.get, HEADERS)
+    own, every = map(by_name.get, HEADERS), headers_of(by_name) if headers else None
+    return topic, *(place or (number,)), number, offset, usable_time(time), key, value, *own, every, kind
 
 
 class Parser:
@@ -147,7 +147,8 @@ class Parser:
 
 
 def _query(stream: Stream, events: str, lookups: Lookups) -> str:
-    names, columns = [quoted(c.name) for c in stream.known], stream.types
+    placed = [name for name in event_columns(stream) if name in PLACED and name != "_key"]
+    names, columns = [*(quoted(c.name) for c in stream.known), *placed], stream.types
     event_time = to_duckdb(f"CAST({nulled(stream.time, columns)} AS TIMESTAMP)") if stream.time else "NULL"
     payload = "_text" if stream.keep_payload else "CAST(NULL AS VARCHAR)"
     rank, ranked, deletes = "", "", ""
@@ -160,7 +161,7 @@ def _query(stream: Stream, events: str, lookups: Lookups) -> str:
         rank = f", {given} WHEN {IN_ORDER} THEN {GUARD.format(made)} END AS _rank"
         ranked = f"AND (_rank IS NOT NULL OR NOT {IN_ORDER})"
     return f"""
-SELECT {", ".join(names)}, _topic, _partition, _offset, coalesce(_time, _timestamp) AS _event_time, _log_time,
+SELECT {", ".join(names)}, coalesce(_time, _timestamp) AS _event_time,
   _op, {f"CASE WHEN _op <> '{TOMBSTONE}' THEN _key END AS _key" if stream.captured else "_key"}, _store, _agent, _value, {payload} AS _payload{", _rank" if rank else ""}
 FROM (SELECT *, CASE WHEN _op = '{REPORT}' THEN {GUARD.format(event_time)} {deletes} END AS _time{rank}
   FROM {lookups.joined(events)})

@@ -11,8 +11,8 @@ changelog tell it what came, it writes the snapshots by their tails. What it cal
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +30,8 @@ from api.replica.snapshot import Snapshot
 from api.replica.tail import FoldResult, Tail
 from statehouse.config.models import Config, Stream
 from statehouse.fold import Rule
-from statehouse.kafka import Topic, recreated
+from statehouse.kafka import Topic
+from statehouse.numbering import Numbering
 from statehouse.tables import changelog_columns
 
 
@@ -61,7 +62,7 @@ class ProvisionalState:
         self.covered: Offsets | None = None  # what the changelog has of it
         self.ends: dict[int, int] = {}  # where its partitions end, as far as was heard
         self._reached: dict[int, int] = {}  # where its end was when it was reached last
-        self.topic_id: str | None = None  # of the topic that the changelog and what is pending are of
+        self.numbering = Numbering.of(stream, {})  # of the topics that the changelog and what is pending are of
         self.newest = 0.0  # when the newest event that is shown came to Kafka
 
     @property
@@ -75,28 +76,29 @@ class ProvisionalState:
         """How many offsets of the topic are not read."""
         return sum(max(0, end - self.read.get(p, 0)) for p, end in dict(self.ends).items())
 
-    def cover(self, offsets: Offsets | None, topic_id: str | None = None) -> None:
-        """What the changelog's newest version has of the topic, and the topic's id; None: it is not known. The stores are there."""
+    def cover(self, offsets: Offsets | None, numbering: Numbering | None = None) -> None:
+        """What the changelog's newest version has of the topics, and which these are; None: it is not known. The stores are there."""
         with self.locks.state:
-            if topic_id not in (None, self.topic_id):
-                if self.topic_id is not None:  # what is pending is of another one
-                    self._forget()
-                self.topic_id = topic_id
+            if numbering is not None:
+                known = self.numbering.ids
+                if any(id != known.get(name, id) for name, id in numbering.ids.items()):
+                    self._forget()  # what is pending is of another one
+                self.numbering = replace(numbering, ids={**known, **numbering.ids})
             if offsets != self.covered:
                 self.covered = offsets
                 self._trim()
 
-    def is_of(self, topic: Topic | None) -> str | None:
-        """Told which topic there is now: why it is not the one that the changelog, or what is pending, is of, or None where it is.
+    def is_of(self, topics: Mapping[str, Topic]) -> str | None:
+        """Told which topics there are now: why one is not the one that the changelog, or what is pending, is of, or None where all are.
         Then nothing is shown of either."""
         with self.locks.state:
-            if self.topic_id is None and topic:
-                self.topic_id = topic.id
-            trouble = recreated(self._stream.topic, self.topic_id, topic)
+            ids = {name: topic.id for name, topic in topics.items() if topic.id}
+            self.numbering = replace(self.numbering, ids={**ids, **self.numbering.ids})
+            trouble = self.numbering.recreated(topics)
             if trouble:
                 self._forget()
                 if not self.covered:  # nothing is in the changelog: the new one is as good
-                    self.topic_id = None
+                    self.numbering = replace(self.numbering, ids={})
             return trouble
 
     def commit(self, store: StoreState, tail: Tail, result: FoldResult, covered: Offsets | None) -> Collection[Key]:

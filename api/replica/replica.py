@@ -109,9 +109,12 @@ class Replica:
         followed = self._stores[store]
         return followed.error if followed.snapshot.rule is None else None
 
-    def covers(self, store: str, partition: int, offset: int, snapshot: Snapshot | None = None) -> bool:
-        """Whether the store's current state, or another one of it, reflects the event at an offset of its topic."""
+    def covers(self, store: str, topic: str, place: int, offset: int, snapshot: Snapshot | None = None) -> bool:
+        """Whether the store's current state, or another one of it, reflects the event at a topic's place and offset."""
         followed = self._stores[store]
+        partition = followed.stream.provisional.numbering.number(topic, place)
+        if partition is None:  # nothing of it was read yet
+            return False
         snapshot = snapshot or followed.snapshot
         if snapshot.ahead.get(str(partition), 0) > offset:
             return True

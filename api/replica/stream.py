@@ -14,6 +14,7 @@ from api.replica.pending import Offsets
 from api.replica.provisional import ProvisionalState
 from api.replica.topic import TopicFollower
 from statehouse.config.models import Config, Stream
+from statehouse.numbering import Numbering
 from statehouse.tables import covered, table
 
 VERSIONS = 1000  # of the changelog, of which it is remembered what they have of the topic
@@ -26,7 +27,7 @@ class FollowedStream:
         self.provisional, self.follower = provisional, TopicFollower(config, stream, provisional, changes)
         self.head: int | None = None  # the changelog's newest version
         self._stream, self._log = stream, Log(table(config, "changelog", stream.name))
-        self._topic_id: str | None = None  # of the topic that the changelog is of
+        self.numbering: Numbering | None = None  # of the topics that the changelog is of
         self._offsets: deque[tuple[int, dict[int, int]]] = deque(maxlen=VERSIONS)
         self._feeds: dict[tuple[str, int, int], pa.Table] = {}  # of one refresh
 
@@ -43,14 +44,14 @@ class FollowedStream:
             head = self._log.newest()
             if head is None or head.version == newest.version():
                 break
-        if position.get("topic", self._stream.topic) == self._stream.topic:
-            self._offsets.append((newest.version(), position["offsets"]))
-            self._topic_id = position.get("id")
+        if self._stream.several or position.get("topic", self._stream.topic) == self._stream.topic:
+            self._offsets.append((newest.version(), position.get("offsets", {})))
+            self.numbering = Numbering.of(self._stream, position)
         self.head = newest.version()
 
     def cover(self) -> None:
         """What is ahead of the changelog is told where that ends now."""
-        self.provisional.cover(self.covered(self.head), self._topic_id)
+        self.provisional.cover(self.covered(self.head), self.numbering)
 
     def covered(self, position: int | None) -> Offsets | None:
         """What a version of the changelog has of the topic; None where that is not known."""
@@ -58,7 +59,7 @@ class FollowedStream:
         return next((offsets for version, offsets in reversed(self._offsets) if version == wanted), None)
 
     def has(self, position: int | None, partition: int, offset: int) -> bool:
-        """Whether a version of the changelog has the event at an offset of the topic. For any thread."""
+        """Whether a version of the changelog has the event at an offset of a partition. For any thread."""
         known = [offsets for version, offsets in list(self._offsets) if position is not None and version <= position]
         return bool(known) and known[-1].get(partition, 0) > offset
 

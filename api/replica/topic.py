@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -30,7 +30,8 @@ from api.replica.provisional import ProvisionalState
 from statehouse.config.models import Config, Stream
 from statehouse.errors import KafkaUnavailable, TopicRecreated
 from statehouse.formats.wire import ID_HEADER, ids_of
-from statehouse.kafka import Topic, librdkafka, recreated
+from statehouse.kafka import Topic, librdkafka
+from statehouse.numbering import Numbering, Place
 
 IDLE = 0.2  # seconds to wait for a first event; for more of them, see PollInterval
 AT_ONCE = 2000  # events of one fold
@@ -69,7 +70,7 @@ class TopicFollower:
         self.state = State.OFF
         self.error: str | None = None  # why nothing of what is in the topic is shown
         self._config, self._stream, self._provisional, self._changes = config, stream, provisional, changes
-        self._lookout = Lookout(config.kafka, stream.topic)
+        self._lookout = Lookout(config.kafka)
         self._stop = threading.Event()
 
     def start(self) -> None:
@@ -81,11 +82,12 @@ class TopicFollower:
         self._stop.set()
 
     def recreated(self) -> str | None:
-        """That the topic is not the one that the changelog is of, as of a moment ago; None where it is, or cannot be known."""
-        if self._provisional.topic_id is None:
+        """That a topic is not the one that the changelog is of, as of a moment ago; None where all are, or it cannot be known."""
+        numbering = self._provisional.numbering
+        if not numbering.ids:
             return None
         try:
-            return recreated(self._stream.topic, self._provisional.topic_id, self._lookout.find(SAME_SECONDS))
+            return numbering.recreated(self._lookout.find(numbering.topics, SAME_SECONDS))
         except KafkaUnavailable:
             return self.error
 
@@ -151,23 +153,24 @@ class TopicFollower:
             }
         )
 
-    def _check(self, age: float) -> Topic | None:
-        """The topic, as it was at most ``age`` seconds ago; None where there is none. Raises KafkaUnavailable, and TopicRecreated where it
-        is not the one that the changelog, or what is pending, is of: then nothing is shown of either."""
-        topic = self._lookout.find(age)
-        self.error = self._provisional.is_of(topic)
+    def _check(self, age: float) -> dict[str, Topic]:
+        """The topics that have numbers and are there, as they were at most ``age`` seconds ago. Raises KafkaUnavailable, and TopicRecreated
+        where one is not the one that the changelog, or what is pending, is of: then nothing is shown of either."""
+        topics = self._lookout.find(self._provisional.numbering.topics, age)
+        self.error = self._provisional.is_of(topics)
         if self.error is None:
-            return topic
+            return topics
         self._changes.send()
         raise TopicRecreated(self.error)
 
     def _follow(self, consumer: Consumer) -> None:
-        assigned: set[int] = set()
+        assigned: dict[int, Place] = {}
         interval = PollInterval()
         while not self._stop.is_set() and self._provisional.covered is not None:
-            topic = self._check(PARTITIONS_SECONDS)
+            topics, numbering = self._check(PARTITIONS_SECONDS), self._provisional.numbering
             self._become(State.FOLLOWING)
-            partitions = set(topic.partitions) if topic else set()
+            places = [(name, partition) for name, topic in topics.items() for partition in topic.partitions]
+            partitions = {n: place for place in places if (n := numbering.number(*place)) is not None}
             if partitions != assigned:
                 self._assign(consumer, partitions)
                 assigned = partitions
@@ -179,8 +182,8 @@ class TopicFollower:
                 self._learn(arrived)
                 # Once in a round: whenever it is left, the loop takes the interpreter.
                 with interval.round(), FOLD_PRIORITY:
-                    self._provisional.arrived(records(arrived))
-            if ends := _ends(messages):
+                    self._provisional.arrived(records(arrived, numbering))
+            if ends := _ends(messages, numbering):
                 self._provisional.reached(ends)
             self._measure(consumer, assigned, cached=True)
             if self._too_many(1.0):
@@ -197,20 +200,19 @@ class TopicFollower:
             named = ((message.value(), dict(message.headers() or ()).get(ID_HEADER)) for message in messages)
             self._provisional.learn(ids_of(named))
 
-    def _assign(self, consumer: Consumer, partitions: set[int]) -> None:
+    def _assign(self, consumer: Consumer, partitions: Mapping[int, Place]) -> None:
         """Read on from what is read or covered; a partition of which nothing is, from its beginning."""
         self._provisional.skip()
-        start = {p: self._provisional.read.get(p, OFFSET_BEGINNING) for p in partitions}
-        consumer.assign([TopicPartition(self._stream.topic, p, offset) for p, offset in start.items()])
+        read = self._provisional.read
+        consumer.assign([TopicPartition(*place, read.get(p, OFFSET_BEGINNING)) for p, place in partitions.items()])
 
-    def _measure(self, consumer: Consumer, partitions: set[int], cached: bool) -> None:
+    def _measure(self, consumer: Consumer, partitions: Mapping[int, Place], cached: bool) -> None:
         """Find out where the partitions end. ``cached`` is what the last fetch has said, which costs nothing: it counts transactions that
         are open, but for a partition whose end is reached."""
-        for partition in partitions:
+        for partition, place in partitions.items():
             if cached and self._provisional.at_end(partition):
                 continue
-            topic = TopicPartition(self._stream.topic, partition)
-            watermarks = consumer.get_watermark_offsets(topic, timeout=1.0, cached=cached)
+            watermarks = consumer.get_watermark_offsets(TopicPartition(*place), timeout=1.0, cached=cached)
             if watermarks and watermarks[1] >= 0:
                 self._provisional.ends[partition] = watermarks[1]
 
@@ -218,7 +220,7 @@ class TopicFollower:
         """Whether more than a share of the limits is left to read, or pending."""
         return self._provisional.unread() > share * BEHIND or self._provisional.pending > share * PENDING
 
-    def _step_aside(self, consumer: Consumer, partitions: set[int]) -> None:
+    def _step_aside(self, consumer: Consumer, partitions: Mapping[int, Place]) -> None:
         self._become(State.ASIDE)
         log.info("stream %s: more events than can be shown ahead of the changelog", self._stream.name)
         consumer.unassign()
@@ -227,11 +229,8 @@ class TopicFollower:
             self._measure(consumer, partitions, cached=False)
 
 
-def _ends(messages: Sequence[Message]) -> dict[int, int]:
+def _ends(messages: Sequence[Message], numbering: Numbering) -> dict[int, int]:
     """Where the ends of partitions are that the client has come to."""
-    ends: dict[int, int] = {}
-    for message in messages:
-        error, partition, offset = message.error(), message.partition(), message.offset()
-        if error and error.code() == KafkaError._PARTITION_EOF and partition is not None and offset is not None:
-            ends[partition] = offset
-    return ends
+    at_end = [m for m in messages if (error := m.error()) and error.code() == KafkaError._PARTITION_EOF]
+    ends = ((numbering.number(m.topic() or "", m.partition() or 0), m.offset()) for m in at_end)
+    return {number: offset for number, offset in ends if number is not None and offset is not None}

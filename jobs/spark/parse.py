@@ -6,7 +6,7 @@ a time. Lookups, and the event time, are SQL.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,10 +21,11 @@ from statehouse.config.models import Stream
 from statehouse.errors import ConfigError
 from statehouse.formats.format import SOURCE
 from statehouse.headers import TOMBSTONE
+from statehouse.numbering import Numbering
 from statehouse.payload import GREATEST_TIME, LEAST_TIME
-from statehouse.records import RANK, SAID, RecordDecoder, header_text, parse_headers
+from statehouse.records import RANK, SAID, RecordDecoder, header_maps, header_text, parse_headers
 from statehouse.spark_sql import in_years, literal, quoted, rank_of
-from statehouse.tables import event_columns
+from statehouse.tables import HEADER_COLUMNS, TOPIC_PARTITION, coordinates, event_columns
 from statehouse.types import parse_type
 from statehouse.values import safe
 
@@ -39,7 +40,7 @@ RECORD = {
     "_offset": "BIGINT",
     "_timestamp": "TIMESTAMP",
     "_key": "STRING",
-    "_headers": "STRING",
+    "_header_list": "STRING",
     "_bytes": "BINARY",
 }
 UNTOLD = f"CASE WHEN _op <> '{TOMBSTONE}' THEN _key END"  # what says nothing keeps no key that could not be erased by its row
@@ -75,25 +76,41 @@ def _reason(stream: Stream, guard: str) -> str:
     return "CASE " + " ".join(f"WHEN {test} THEN {reason}" for test, reason in branches) + " END"
 
 
+def numbered(records: DataFrame, numbering: Numbering) -> DataFrame:
+    """Kafka's records of several topics, whose ``partition`` is the number that the stream has for it; ``topic_partition`` is Kafka's."""
+    by_topic: dict[str, dict[int, int]] = {}
+    for (topic, partition), number in numbering.numbers.items():
+        by_topic.setdefault(topic, {})[partition] = number
+    # An array of each topic's: a map of all would be searched for each record.
+    numbers = (
+        f"{literal(topic)}, array({', '.join(str(of.get(p, 'NULL')) for p in range(max(of) + 1))})"
+        for topic, of in by_topic.items()
+    )
+    found = f"element_at(element_at(map({', '.join(numbers)}), topic), partition + 1)" if by_topic else "partition"
+    return records.withColumn("topic_partition", F.col("partition")).withColumn("partition", F.expr(found))
+
+
 def _decode_batches(
-    decoder: RecordDecoder, keep_all: bool
+    decoder: RecordDecoder, keep_all: bool, given: Sequence[str]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What Spark's workers do with batches of records; ``keep_all``: whether SQL may refuse more of them."""
+    """What Spark's workers do with batches of records; ``keep_all``: whether SQL may refuse more of them; ``given`` are their columns."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            columns = {name: batch.column(name) for name in RECORD}
+            columns = {name: batch.column(name) for name in given if name != "_headers"}
             keys, values = (columns[name].to_pylist() for name in ("_key", "_bytes"))
-            operations, stores, requeued, schemas, ranks = parse_headers(columns["_headers"])
+            operations, stores, requeued, schemas, ranks = parse_headers(columns["_header_list"])
             decoded = decoder.decode(operations, stores, keys, values, schemas, ranks)
             results = dict(zip(decoded.schema.names, decoded.columns, strict=True))
             del results["_text"]  # which Spark makes of the bytes again
             results["_requeued"] = pa.array(map(header_text, requeued), pa.string())
+            if "_headers" in given:
+                columns["_headers"] = header_maps(columns["_header_list"])
             if not keep_all:  # the record itself goes back only where it may be refused
                 rows = pa.array(range(batch.num_rows), pa.int64())
                 refused = pc.or_(results["_reason"].is_valid(), columns["_timestamp"].is_null())
                 refused_only = pc.if_else(refused, rows, pa.scalar(None, pa.int64()))
-                for name in ("_headers", "_bytes"):
+                for name in ("_header_list", "_bytes"):
                     columns[name] = columns[name].take(refused_only)
             yield pa.record_batch(columns | results)
 
@@ -118,13 +135,19 @@ def parse(
 
     * ``_reason``: why the record is refused; null where it is accepted,
     * ``_requeued``: the place of the refused record that it was sent again for,
-    * ``_text``, ``_bytes``, ``_headers`` and ``_timestamp``, for the quarantine; null where the record is accepted, since callers keep
+    * ``_text``, ``_bytes``, ``_header_list`` and ``_timestamp``, for the quarantine; null where the record is accepted, since callers keep
       these rows in memory.
 
     ``guard`` is written around what a user wrote (:mod:`jobs.spark.guard`)."""
     added = [*(name for name in SAID if name != "_text"), *([RANK] if stream.ranked else []), "_requeued"]
-    columns = {**RECORD, **stream.types, **dict.fromkeys(added, "STRING")}
+    given = {**RECORD, **({"_topic": "STRING", TOPIC_PARTITION: "INT"} if stream.several else {})}
+    if stream.keep_headers:
+        given |= {"_timestamp_type": "STRING", "_headers": HEADER_COLUMNS["_headers"]}
+    columns = {**given, **stream.types, **dict.fromkeys(added, "STRING")}
     schema = ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())
+    kind = "CASE timestampType WHEN 0 THEN 'CreateTime' WHEN 1 THEN 'LogAppendTime' END"
+    if "timestampType" not in records.columns:  # of a file
+        kind = "CAST(NULL AS STRING)"
     report = "_op = 'report' AND _reason IS NULL"
     time = guard.format(f"CAST({_time(stream)} AS TIMESTAMP)")
     known = "coalesce(_time, _timestamp)" if stream.captured else "_timestamp"  # of what is no report
@@ -133,12 +156,14 @@ def parse(
             "partition AS _partition",
             "offset AS _offset",
             "timestamp AS _timestamp",
-            "CASE WHEN headers IS NOT NULL THEN to_json(headers) END AS _headers",
+            "CASE WHEN headers IS NOT NULL THEN to_json(headers) END AS _header_list",
             "value AS _bytes",
             "try_validate_utf8(CAST(key AS STRING)) AS _key",
+            *(["topic AS _topic", f"topic_partition AS {TOPIC_PARTITION}"] if stream.several else []),
+            *([f"{kind} AS _timestamp_type"] if stream.keep_headers else []),
         )
-        .mapInArrow(_decode_batches(decoder, _may_refuse(stream)), schema)  # type: ignore[arg-type]
-        .withColumn("_topic", F.lit(stream.topic))
+        .mapInArrow(_decode_batches(decoder, _may_refuse(stream), list(given)), schema)  # type: ignore[arg-type]
+        .withColumn("_topic", F.col("_topic") if stream.several else F.lit(stream.topic))
         .withColumn("_text", F.expr("try_validate_utf8(CAST(_bytes AS STRING))"))
         .transform(lambda rows: lookups.join(rows, guard) if lookups else rows)
         .withColumn("_time", F.expr(f"CASE WHEN {report} THEN {time} {_delete_time(stream)} END"))
@@ -161,7 +186,7 @@ def parse(
             "_requeued",
             *(
                 F.expr(f"CASE WHEN _reason IS NOT NULL THEN {c} END").alias(c)
-                for c in ("_text", "_bytes", "_headers", "_timestamp")
+                for c in ("_text", "_bytes", "_header_list", "_timestamp")
             ),
         )
     )
@@ -179,28 +204,29 @@ def time_reason(parsed: DataFrame, stream: Stream) -> str:
     return f"{stream.time} cannot be computed: {error}" if error else THROWN
 
 
-def refused_rows(parsed: DataFrame, time_reason: str = THROWN) -> DataFrame:
+def refused_rows(parsed: DataFrame, stream: Stream, time_reason: str = THROWN) -> DataFrame:
     """The rows for the quarantine: nothing of the record is lost. ``time_reason`` is the reason where the time cannot be computed."""
     return parsed.where("_reason IS NOT NULL").selectExpr(
         "_topic AS topic",
+        *([f"{TOPIC_PARTITION} AS topic_partition"] if stream.several else []),
         "_partition AS partition",
         "_offset AS offset",
         "_timestamp AS timestamp",
         "_key AS key",
         "_text AS payload",
         "CASE WHEN _text IS NULL THEN _bytes END AS payload_bytes",
-        f"from_json(_headers, '{HEADERS}') AS headers",
+        f"from_json(_header_list, '{HEADERS}') AS headers",
         f"CASE WHEN _reason = {literal(THROWN)} THEN {literal(time_reason)} ELSE _reason END AS reason",
         "_log_time AS log_time",
     )
 
 
-def requeued_rows(parsed: DataFrame) -> DataFrame:
+def requeued_rows(parsed: DataFrame, stream: Stream) -> DataFrame:
     """Which refused records have come back, for ``requeued/<stream>``."""
     return parsed.where("_requeued IS NOT NULL").selectExpr(
         "try_cast(split_part(_requeued, ':', 1) AS INT) AS partition",
         "try_cast(split_part(_requeued, ':', 2) AS BIGINT) AS offset",
-        "concat_ws(':', _topic, _partition, _offset) AS sent_as",
+        f"concat_ws(':', {', '.join(coordinates(stream))}) AS sent_as",
         "_log_time AS log_time",
     )
 

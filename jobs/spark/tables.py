@@ -30,13 +30,17 @@ from statehouse.tables import (
     FOLD,
     FOLDS,
     GENERATION,
+    HEADER_COLUMNS,
+    LOADED,
     MARKS,
     ORDERED,
     REQUEUED_COLUMNS,
+    TOPIC_PARTITION,
     VECTORS,
     buckets,
     changelog_columns,
     definition_of,
+    event_columns,
     fold_of,
     generation,
     opened,
@@ -44,6 +48,7 @@ from statehouse.tables import (
     stored_rule,
     table,
 )
+from statehouse.values import Column
 
 QUARANTINE_COLUMNS = {
     "topic": "STRING",
@@ -121,8 +126,13 @@ def create_stream(spark: SparkSession, config: Config, stream: Stream) -> None:
     assert changelog
     there = StructType.fromJson(json.loads(changelog.schema().to_json()))  # Spark takes a second for it
     types = {f.name.lower(): f.dataType.simpleString() for f in there}
-    wanted = schema_of({column.name: column.type for column in stream.known})
-    for column in stream.known:
+    wanted = schema_of(changelog_columns(stream))
+    own = [
+        Column(name=n, type=kind)
+        for n, kind in event_columns(stream).items()
+        if n == TOPIC_PARTITION or n in HEADER_COLUMNS
+    ]
+    for column in [*stream.known, *own]:
         kind, known = wanted[column.name].dataType.simpleString(), types.get(column.name.lower())
         if known is None:
             if "TIMESTAMP_NTZ" in column.type.upper():  # a feature of Delta's, which only a new table gets by itself
@@ -137,7 +147,11 @@ def create_stream(spark: SparkSession, config: Config, stream: Stream) -> None:
         _keep_schemas(spark, path, schemas[SCHEMAS])
     _cluster(spark, path, stream.cluster_by)
     skipping = {"delta.appendOnly": "true", "delta.dataSkippingStatsColumns": "partition,offset,log_time"}
-    create(spark, table(config, "quarantine", stream.name), QUARANTINE_COLUMNS, {**skipping, **retention(config)})
+    quarantine = table(config, "quarantine", stream.name)
+    create(spark, quarantine, QUARANTINE_COLUMNS, {**skipping, **retention(config)})
+    refused = opened(quarantine)
+    if stream.several and refused and "topic_partition" not in (f.name for f in refused.schema().fields):
+        spark.sql(f"ALTER TABLE delta.`{quarantine}` ADD COLUMNS (topic_partition INT)")
 
 
 def _keep_schemas(spark: SparkSession, path: str, text: str) -> None:
@@ -176,6 +190,18 @@ def next_offsets(path: str, which: str) -> dict[int, int]:
     columns = f'{mark}partition AS number, max("{mark}offset") + 1 AS following'
     rows = select(delta, f"SELECT {columns} FROM found WHERE {mark}partition {which} GROUP BY {mark}partition")
     return {row["number"]: row["following"] for row in rows}
+
+
+def numbers_by_rows(path: str) -> dict[str, Any]:
+    """Which numbers the partitions of a stream's topics have, as the rows of a changelog of several tell it, as a position has it."""
+    if not ((delta := opened(path)) and delta.version() and TOPIC_PARTITION in (f.name for f in delta.schema().fields)):
+        return {}
+    place = f"coalesce({TOPIC_PARTITION}, _partition)"  # null in the rows of when it had one topic
+    query = f"SELECT _topic, {place} AS place, max(_partition) AS number FROM found WHERE _partition > {LOADED} GROUP BY 1, 2"
+    topics: dict[str, Any] = {}
+    for row in select(delta, query):
+        topics.setdefault(row["_topic"], {"partitions": {}})["partitions"][str(row["place"])] = row["number"]
+    return {"topics": topics}
 
 
 def create_store(spark: SparkSession, config: Config, rule: Rule, state: str, tombstones: str) -> None:

@@ -14,7 +14,7 @@ from jobs.tasks.table import TaskTable, shape_rows
 from statehouse.fold import Rule
 from statehouse.headers import TASK_OPERATIONS
 from statehouse.spark_sql import literal
-from statehouse.tables import offsets_at, opened
+from statehouse.tables import TOPIC_PARTITION, coordinates, offsets_at, opened
 from statehouse.tables import table as path_of
 
 
@@ -53,7 +53,8 @@ class Requests:
         if PLACE[0] not in rows.columns:  # it is not known with which version each came
             rows = rows.withColumn(PLACE[0], F.lit(head))
         requests = rows.where(f"_op IN {TASK_OPERATIONS}")
-        return requests.select("_op", "_store", "_key", "_value", "_event_time", "_topic", *PLACE)
+        more = [TOPIC_PARTITION] if self.config.streams[stream].several else []
+        return requests.select("_op", "_store", "_key", "_value", "_event_time", "_topic", *more, *PLACE)
 
     def _task_rows(self, requests: DataFrame, stream: str) -> DataFrame:
         def of(path: str) -> str:
@@ -66,7 +67,7 @@ class Requests:
             for s in self.config.stores.values()
         )
         columns = {
-            "id": "concat_ws(':', _topic, _partition, _offset)",
+            "id": f"concat_ws(':', {', '.join(coordinates(self.config.streams[stream]))})",
             "store": "_store",
             "key": f"CASE {' '.join(keys)} END" if keys else "NULL",
             "value": of("value"),

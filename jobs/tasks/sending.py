@@ -22,7 +22,8 @@ from statehouse import kafka, topics
 from statehouse.errors import KafkaUnavailable, StatehouseError, TopicRefused, TopicUnavailable, first_line
 from statehouse.fold import Rule
 from statehouse.headers import OP_HEADER, STORE_HEADER, TASK_HEADER
-from statehouse.tables import LOADED, offsets_at
+from statehouse.numbering import Numbering, topic_names
+from statehouse.tables import LOADED, metadata, offsets_at
 from statehouse.tables import table as path_of
 from statehouse.values import next_time, safe
 
@@ -100,7 +101,12 @@ class Sending:
         offsets = offsets_at(path, min(positions))
         if offsets is None:  # the log no longer says
             offsets = next_offsets(path, f"> {LOADED}")
-        return kafka.first_time(self.config.kafka, stream.topic, offsets, PATIENCE)
+        numbering = Numbering.of(stream, metadata(path, "offsets") or {})
+        times = (
+            kafka.first_time(self.config.kafka, topic, numbering.of_topic(topic, offsets), PATIENCE)
+            for topic in topic_names(self.config.kafka, stream)
+        )
+        return min(times, default=float("inf"))
 
     def _largest(self, topic: str) -> int:
         """The most bytes that a message of a topic may have; the topic is made where it is not there. Raises KafkaUnavailable, as one

@@ -161,7 +161,7 @@ def _inconsistencies(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     for store in config.stores.values():
         if store.stream not in config.streams:
             yield ("stores", store.name, "stream"), f"found stream {store.stream!r}, expected one of {names}"
-        elif store.publish and store.publish.topic == config.streams[store.stream].topic:
+        elif store.publish and config.streams[store.stream].reads(store.publish.topic):
             yield ("stores", store.name, "publish"), f"found {store.publish.topic!r}, expected {ANOTHER}"
     for lookup in config.lookups.values():
         if lookup.stream not in config.streams:
@@ -174,7 +174,7 @@ def _inconsistencies(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
             yield ("routes", route.name, "from", "store"), f"found store {route.store!r}, expected one of {stores}"
         elif not route.store and route.source not in config.streams:
             yield ("routes", route.name, "from"), f"found stream {route.source!r}, expected one of {names}"
-        elif (stream := config.streams.get(config.stream_of(route))) and route.to.topic == stream.topic:
+        elif (stream := config.streams.get(config.stream_of(route))) and stream.reads(route.to.topic or ""):
             yield ("routes", route.name, "to", "topic"), f"found {route.to.topic!r}, expected {ANOTHER}"
     yield from _unfit_tasks(config)
 

@@ -128,8 +128,9 @@ class Config(Section):
         return self.stores[route.store].stream if route.store else str(route.source)
 
     def writable(self, store: str) -> bool:
-        """Whether an event may set or purge a key of a store by its name: it has no place in an order that payloads tell."""
-        return not self.streams[self.stores[store].stream].ranked
+        """Whether an event may set or purge a key of a store by its name: it has a topic, and no place in an order that payloads tell."""
+        stream = self.streams[self.stores[store].stream]
+        return bool(stream.topic) and not stream.ranked
 
     @property
     def settable(self) -> list[str]:

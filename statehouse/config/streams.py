@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -11,7 +12,18 @@ from sqlglot import exp
 from statehouse.config.base import Section
 from statehouse.formats import format as formats
 from statehouse.formats.format import Schema as PayloadSchema
-from statehouse.values import ORDERED, Column, Expression, OneOrMore, Schema, Topic, parse_expression, parse_schema
+from statehouse.topics import INTERNAL
+from statehouse.values import (
+    ORDERED,
+    Column,
+    Expression,
+    OneOrMore,
+    Schema,
+    StreamTopics,
+    Topic,
+    parse_expression,
+    parse_schema,
+)
 
 
 class Lookup(Section):
@@ -52,10 +64,13 @@ class Lookup(Section):
 
 
 class Stream(Section):
-    """A topic, what its payloads are written in, and their shape."""
+    """A topic, or several, what their payloads are written in, and their shape."""
 
     name: str = ""
-    topic: Topic
+    topic: Topic = (
+        ""  # where sets and purges go, too: of several the first; empty: nowhere, as a pattern's topics are not known
+    )
+    topics: StreamTopics | None = None  # a list, or a pattern
     format: Literal["json", "avro", "protobuf", "json_schema", "string", "csv", "bytes", "debezium"] = "json"
     schema_: Schema | None = Field(default=None, alias="schema", validate_default=True)  # None: it is derived
     schema_file: str | None = Field(default=None, min_length=1)  # of Avro without a registry
@@ -66,6 +81,7 @@ class Stream(Section):
     time: Expression | None = None
     order: Expression | None = None  # None: by their time
     keep_payload: bool = False
+    keep_headers: bool = False
     cluster_by: Annotated[list[str], OneOrMore, Field(max_length=4)] = Field(default_factory=list)
 
     _lookups: tuple[Lookup, ...] = PrivateAttr(())
@@ -79,6 +95,22 @@ class Stream(Section):
         """The payload's columns, in the file's order; of changes of a table those of its rows, and where each comes from."""
         columns = parse_schema(self.schema_) if self.schema_ else []
         return [*columns, Column(name=formats.SOURCE, type=formats.SOURCE_TYPE)] if self.captured else columns
+
+    @property
+    def several(self) -> bool:
+        """Whether it may have more than one topic: then its partitions are numbered through (:mod:`statehouse.numbering`)."""
+        return self.topics is not None
+
+    @property
+    def topic_text(self) -> str:
+        """Its topics as they are shown: ``orders``, ``orders, returns``, or a pattern."""
+        return self.topics if isinstance(self.topics, str) else ", ".join(self.topics or [self.topic])
+
+    def reads(self, topic: str) -> bool:
+        """Whether a topic is one of its own."""
+        if isinstance(self.topics, str):
+            return not topic.startswith(INTERNAL) and re.fullmatch(self.topics, topic) is not None
+        return topic in (self.topics or [self.topic])
 
     @property
     def captured(self) -> bool:
@@ -161,7 +193,11 @@ class Stream(Section):
     @model_validator(mode="before")
     @classmethod
     def _placed(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("format") == formats.DEBEZIUM:
+        if not isinstance(data, dict):
+            return data
+        if isinstance(topics := data.get("topics"), list) and topics:
+            data = {"topic": topics[0], **data}
+        if data.get("format") == formats.DEBEZIUM:
             return {"time": formats.SOURCE_TIME, "order": formats.SOURCE_POSITION, **data}
         return data
 
@@ -176,6 +212,10 @@ class Stream(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> Stream:
+        if not self.topic and self.topics is None:
+            raise ValueError("found no 'topic', expected one, or topics: a list of them or a pattern of their names")
+        if self.topic and not self.reads(self.topic):
+            raise ValueError(f"topic: found {self.topic!r}, expected one of topics: sets and purges are read from it")
         fits = (  # a setting, the formats that it is for, and whether it is set
             ("schema_file", (formats.AVRO,), self.schema_file is not None),
             ("subject", formats.KINDS, self.subject is not None),
@@ -187,6 +227,10 @@ class Stream(Section):
         for name, known, is_set in fits:
             if is_set and self.format not in known:
                 raise ValueError(f"found {name} with format: {self.format}, expected it with {' or '.join(known)}")
+        if self.registered and self.schema_ is None and not (self.topic or self.subject):
+            raise ValueError(
+                "found topics without subject, expected it, or schema: whose columns are they, of many topics?"
+            )
         if self.schema_file and self.subject:
             raise ValueError("found schema_file and subject, expected one: a schema is in a file, or in the registry")
         if self.format in formats.DEFAULT_SCHEMAS and len(self.columns) != 1:

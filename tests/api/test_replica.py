@@ -306,8 +306,12 @@ def test_what_is_committed_while_the_log_is_read_is_not_taken_for_folded(
     for _ in range(2):
         replica.refresh()
         weight = replica.snapshot("last").get(["a"])["value"]
-        assert weight in (2.0, 3.0) and replica.covers("last", 0, 2) == (weight == 3.0)
-    assert replica.covers("last", 0, 1) and replica.covers("last", 0, 2) and not replica.covers("last", 0, 3)
+        assert weight in (2.0, 3.0) and replica.covers("last", "till-sales", 0, 2) == (weight == 3.0)
+    assert (
+        replica.covers("last", "till-sales", 0, 1)
+        and replica.covers("last", "till-sales", 0, 2)
+        and not replica.covers("last", "till-sales", 0, 3)
+    )
 
 
 def test_tables_of_discarded_versions_leave_memory(

@@ -223,7 +223,7 @@ def test_a_topic_that_is_not_there_yet_is_made_and_one_made_anew_is_refused(spar
     assert len(rows(spark, ingest.changelog)) == 1
     ingest.offsets = {0: 5}
     with pytest.raises(TopicRecreated, match="deleted and made again"):
-        ingest.check_topic()
+        ingest.check_topics()
 
 
 def test_a_column_that_the_schema_gains_is_added_and_another_type_is_refused(spark, lake):

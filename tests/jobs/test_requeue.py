@@ -102,7 +102,7 @@ def test_each_counts_once_whatever_ends_in_between(house, example, monkeypatch):
     for step in range(sized(4, 6)):
         match step if step < 3 else dice.randrange(4):
             case 0:  # killed before it had committed: the next one ends what it began
-                killed = _Sender(house.config.kafka, house.topic)
+                killed = _Sender(house.config.kafka, house.stream)
                 killed._client.begin_transaction()
                 for row in list(_refused_rows(house.config, house.stream))[:3]:
                     killed._produce(row, lambda *_: None)
@@ -181,7 +181,7 @@ def test_two_at_a_time(house):
     house.put({"key": "a", "n": 1, "weird": "x"}, BEGINNING, "a")
     house.once()
     (row,) = _refused_rows(house.config, house.stream)
-    first = _Sender(house.config.kafka, house.topic)
+    first = _Sender(house.config.kafka, house.stream)
     assert requeue(house.config, house.stream).sent == 1
     with pytest.raises(Exception, match="another one sends refused records"):
         first.send([row])

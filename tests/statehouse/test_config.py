@@ -304,3 +304,39 @@ def test_a_text_that_yaml_made_a_name_of_is_explained(spark, tmp_path, capsys):
     assert advice == "  to do: correct it there, then `statehouse check`"
     assert f"{file}:12: stores.status.key: found 'ok'" in key and "a text of SQL in YAML's quotes is \"'text'\"" in key
     assert f"{file}:14: stores.status.value: found 'nothing'" in value and "quotes" not in value
+
+
+@pytest.mark.parametrize(
+    ("topics", "says"),
+    [
+        ("topics: []", "expected topics such as"),
+        ("topics: [a, a]", "expected each topic once"),
+        ("topics: [a, 'b c']", "expected topics such as"),
+        ("topics: 'a['", "expected a regular expression"),
+        ("topics: {a: 1}", "expected topics such as"),
+        ("topic: c\n    topics: [a, b]", "topic: found 'c', expected one of topics"),
+        ("topic: c\n    topics: 'a.*'", "topic: found 'c', expected one of topics"),
+        ("format: string", "found no 'topic', expected one, or topics"),
+        ("format: avro\n    topics: 'a.*'", "found topics without subject"),
+    ],
+)
+def test_several_topics_that_do_not_fit(tmp_path, topics, says):
+    text = GOOD.replace("topic: agent-reports", topics)
+    if "avro" in topics:
+        text = text.replace("    schema: key STRING, agent STRING, value STRING, ts TIMESTAMP\n", "")
+        text += "registry: {url: 'http://127.0.0.1:1'}\n"
+    with pytest.raises(ConfigError, match="streams.reports") as caught:
+        load(write(tmp_path, text), {})
+    assert says in str(caught.value)
+
+
+def test_several_topics(tmp_path):
+    stream = load(write(tmp_path, GOOD.replace("topic: agent-reports", "topics: [a, b]")), {}).streams["reports"]
+    assert (stream.topic, stream.topic_text, stream.several) == ("a", "a, b", True)
+    assert stream.reads("b") and not stream.reads("c")
+    stream = load(write(tmp_path, GOOD.replace("topic: agent-reports", r"topics: 'a\..*|__b'")), {}).streams["reports"]
+    assert (stream.topic, stream.topic_text) == ("", r"a\..*|__b")
+    assert stream.reads("a.x") and not stream.reads("ax") and not stream.reads("xa.y") and not stream.reads("__b")
+    published = GOOD.replace("topic: agent-reports", "topics: 'a.*'") + "    publish: all-of-it\n"
+    with pytest.raises(ConfigError, match="another topic than the stream's own"):
+        load(write(tmp_path, published), {})

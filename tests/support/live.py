@@ -195,10 +195,10 @@ class Topic:
             for partition in PARTITIONS:
                 reached = max(seen.get(partition, 0), self.folded[partition])
                 for offset in (reached - 1, reached):
-                    assert self.replica.covers(name, partition, offset) == (offset < reached)
+                    assert self.replica.covers(name, "t", partition, offset) == (offset < reached)
                 by_log = self.folded[partition]
                 for offset in (max(0, by_log - 1), by_log):
-                    assert self.replica.covers(name, partition, offset, snapshot.truth()) == (offset < by_log)
+                    assert self.replica.covers(name, "t", partition, offset, snapshot.truth()) == (offset < by_log)
 
 
 def values(rows):

@@ -194,7 +194,7 @@ def test_the_state_is_the_table(broker, spark, folder, schemas):
             properties = {"bootstrap.servers": broker.bootstrap}
             starts = {partition: low for partition, (low, _) in kafka.end_offsets(properties, topic).items()}
             messages = [(m.key(), m.value()) for m in kafka.records_from(properties, topic, starts)]
-            producer = Producer({**properties, "log_level": 0})
+            producer = Producer({**properties, "log_level": 0, "queue.buffering.max.messages": len(messages) + 1})
             for key, value in dice.choices(messages, k=len(messages) // 2):
                 producer.produce(topic, key=key, value=value)
             assert producer.flush(60) == 0

@@ -69,7 +69,8 @@ def components(scope: Scope) -> dict[str, Schema]:
     """A store's own schemas, by the name that the others refer to them by. They have names that tell stores apart: where
     two stores' keys looked like the same thing, a fuzzer would take one store's keys for the other's."""
     assert scope.store is not None
-    return {f"row_{scope.store.name}": _row(scope), f"state_{scope.store.name}": _state(scope)}
+    state = record({**_fields(scope), **REFLECTED}, tuple(AHEAD), more=scope.rule is None)
+    return {f"row_{scope.store.name}": _row(scope), f"state_{scope.store.name}": state}
 
 
 def row(scope: Scope) -> Schema:
@@ -109,10 +110,6 @@ def entry(scope: Scope) -> Schema:
 def _fields(scope: Scope) -> dict[str, Schema]:
     schema = entry(scope) if scope.store and scope.store.windows else _row(scope)
     return schema.get("properties", {})
-
-
-def _state(scope: Scope) -> Schema:
-    return record({**_fields(scope), **REFLECTED}, tuple(AHEAD), more=scope.rule is None)
 
 
 def page(scope: Scope) -> Schema:

@@ -1,0 +1,112 @@
+"""Which number each partition of a stream's topics has: ``_partition`` in its tables, and the key of its offsets.
+
+Of a stream with one ``topic:`` a partition has Kafka's own number. With ``topics:`` the partitions of all topics are numbered through,
+as they are seen first, and the changelog's position says which is which. So an event is known by a number and an offset, whatever
+topic it came from, and events of one time are ordered by them. A topic that was deleted and made again gets new numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from statehouse import kafka
+
+if TYPE_CHECKING:
+    from statehouse.config.models import Stream
+
+Place = tuple[str, int]  # a topic, and Kafka's number of one of its partitions
+
+
+def topic_names(properties: dict[str, Any], stream: Stream) -> list[str]:
+    """The topics that a stream reads now, by name: those of its file, or those of Kafka's that its pattern names. Raises
+    KafkaUnavailable."""
+    if not isinstance(stream.topics, str):
+        return stream.topics or [stream.topic]
+    return [name for name in kafka.topic_names(properties) if stream.reads(name)]
+
+
+@dataclass(frozen=True)
+class Numbering:
+    """The numbers of a stream's partitions. ``topic`` is that of a stream with one: its numbers are Kafka's, and ``numbers`` is empty.
+    ``ids`` are those of the topics, by name, where they are known; ``next`` is the next number."""
+
+    topic: str | None = None
+    ids: Mapping[str, str] = field(default_factory=dict)
+    numbers: Mapping[Place, int] = field(default_factory=dict)
+    next: int = 0
+
+    @classmethod
+    def of(cls, stream: Stream, position: Mapping[str, Any]) -> Numbering:
+        """As a changelog's ``position`` has it (see :mod:`statehouse.tables`). A stream that has got more topics than the one of the
+        position goes on with the numbers of that one."""
+        offsets, was = position.get("offsets") or {}, position.get("topic")
+        topics = position.get("topics") or ({was: {"id": position.get("id")}} if was else {})
+        ids = {name: known["id"] for name, known in topics.items() if known.get("id")}
+        if stream.topics is None:
+            return cls(stream.topic, ids)
+        given = {was: {str(p): int(p) for p in offsets}} if was else {n: t["partitions"] for n, t in topics.items()}
+        numbers = {(name, int(p)): number for name, of in given.items() for p, number in of.items()}
+        return cls(None, ids, numbers, 1 + max([-1, *numbers.values(), *map(int, offsets)]))
+
+    @property
+    def topics(self) -> list[str]:
+        """The topics that have numbers, or an id."""
+        named = [self.topic] if self.topic else [topic for topic, _ in self.numbers]
+        return list(dict.fromkeys([*named, *self.ids]))
+
+    def number(self, topic: str, partition: int) -> int | None:
+        """The number of a partition; None where it has none yet."""
+        if self.topic is None:
+            return self.numbers.get((topic, partition))
+        return partition if topic == self.topic else None
+
+    def place(self, number: int) -> Place | None:
+        """The topic, and Kafka's number, of a partition; None where it is none of a topic that is there."""
+        if self.topic is not None:
+            return self.topic, number
+        return next((place for place, known in self.numbers.items() if known == number), None)
+
+    def of_topic(self, topic: str, values: Mapping[int, int]) -> dict[int, int]:
+        """What is known by number, such as offsets, of one topic's partitions."""
+        if self.topic is not None:
+            return dict(values) if topic == self.topic else {}
+        return {p: values[n] for (name, p), n in self.numbers.items() if name == topic and n in values}
+
+    def grown(self, places: Iterable[Place]) -> Numbering:
+        """The same, with numbers for partitions that have none."""
+        if self.topic is not None or not (new := sorted(set(places) - set(self.numbers))):
+            return self
+        numbers = {place: number for number, place in enumerate(new, self.next)}
+        return replace(self, numbers={**self.numbers, **numbers}, next=self.next + len(new))
+
+    def recreated(self, current: Mapping[str, kafka.Topic]) -> str | None:
+        """Which of the topics is not the one that the position is of, and what to do; None where all are, or where ids are not known."""
+        told = (kafka.recreated(name, self.ids.get(name), topic) for name, topic in current.items())
+        return next(filter(None, told), None)
+
+    def seen(self, current: Mapping[str, kafka.Topic]) -> Numbering:
+        """The same, with the topics as they are ``current``: their ids, no numbers of those that were made again, and numbers for all of
+        their partitions."""
+        again = {name for name, topic in current.items() if kafka.recreated(name, self.ids.get(name), topic)}
+        ids = {**self.ids, **{name: topic.id for name, topic in current.items() if topic.id}}
+        left = {place: number for place, number in self.numbers.items() if place[0] not in again}
+        places = ((name, partition) for name, topic in current.items() for partition in topic.partitions)
+        return replace(self, ids=ids, numbers=left).grown(places)
+
+    def described(self) -> dict[str, Any]:
+        """What a position says of it, besides its offsets."""
+        if self.topic is not None:
+            return {"topic": self.topic, **({"id": id} if (id := self.ids.get(self.topic)) else {})}
+        topics: dict[str, Any] = {name: {"id": self.ids.get(name), "partitions": {}} for name in self.topics}
+        for (name, partition), number in self.numbers.items():
+            topics[name]["partitions"][str(partition)] = number
+        return {"topics": topics}
+
+
+def parse_place(token: str) -> tuple[str, int, int] | None:
+    """The topic, Kafka's number of the partition, and the offset that a token names, ``topic:0:17``; None: it is no token."""
+    match = re.fullmatch(r"([A-Za-z0-9._-]+):([0-9]{1,9}):([0-9]{1,18})", token)
+    return (match[1], int(match[2]), int(match[3])) if match else None
