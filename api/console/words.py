@@ -20,8 +20,7 @@ def reduction(store: Mapping[str, Any]) -> str:
         return f"“{arguments[0]}” while at least one agent's latest report says so, else “{arguments[1]}”"
     if name == "count":
         return "number of events" if of is None else f"number of events that have {of}"
-    words = {"sum": "sum of", "avg": "mean of", "min": "least", "max": "greatest"}
-    return f"{words.get(name, name)} {of}"
+    return f"{ {'sum': 'sum of', 'avg': 'mean of', 'min': 'least', 'max': 'greatest'}.get(name, name) } {of}"
 
 
 def sentence(store: Mapping[str, Any]) -> str:

@@ -106,7 +106,8 @@ class Parser:
     ) -> None:
         check_stream(stream)
         self._decoder, self._stream = decoder_for(stream, stores, rules), stream
-        columns = stream.types | PLACED | dict.fromkeys((*SAID, *([RANK] if stream.ranked else [])), "STRING")
+        self._placed = {n: kind for n, kind in PLACED.items() if n in event_columns(stream) or n == "_timestamp"}
+        columns = stream.types | self._placed | dict.fromkeys((*SAID, *([RANK] if stream.ranked else [])), "STRING")
         self._events, self._lookups = ArrowSource(db, "_decoded", columns), Lookups(db, stream)
         query = f"({_query(stream, '_decoded', self._lookups)})"
         self._query = Prepared(db, "_parsed", f"SELECT *, {selected(more)} FROM {query}" if more else query)
@@ -117,7 +118,7 @@ class Parser:
         self._lookups.refresh()
         decoded = self._decode(records)
         events = pa.Table.from_batches([decoded])
-        for name in PLACED:
+        for name in self._placed:
             events = events.append_column(name, records[name])
         self._events.put(events.filter(events["_reason"].is_null()))
         return self._query.rows()
