@@ -61,7 +61,7 @@ from statehouse.errors import (
 from statehouse.formats.columns import grown, registry
 from statehouse.formats.format import UNKNOWN, Schemas
 from statehouse.formats.registry import wanted_by
-from statehouse.numbering import Numbering, Place, topic_names
+from statehouse.numbering import Numbering, Place, differs, topic_names
 from statehouse.progress import SILENT, Progress
 from statehouse.records import RecordDecoder, decoder_for, fields_of
 from statehouse.tables import LOADED, metadata, opened, table
@@ -89,7 +89,11 @@ class Ingest:
         progress: Progress = SILENT,
     ) -> None:
         self.working, self.progress = working, progress
-        self.behind = 0  # offsets to go, when the topic was looked at last
+        self.behind = 0  # offsets to go, when the topics were looked at last
+        self.names, self.followed = (
+            set[str](),
+            list[str](),
+        )  # of the topics that were there then, and those of them that are read
         self.spark, self.config, self.stream = spark, config, stream
         self.changelog = table(config, "changelog", stream.name)
         self.quarantine = table(config, "quarantine", stream.name)
@@ -109,13 +113,12 @@ class Ingest:
         """Read the position from the changelog, and how far the quarantine is ahead of it."""
         self.committed = position = metadata(self.changelog, "offsets")
         if position is None:  # the log is cleaned of old commits after a month: then the rows themselves tell
-            position = {"offsets": next_offsets(self.changelog, f"> {LOADED}"), **numbers_by_rows(self.changelog)}
-        was = list(position.get("topics") or ()) or [position.get("topic", self.stream.topic)]
-        if not self.stream.several and was != [self.stream.topic]:
-            raise DefinitionChanged(
-                f"stream {self.stream.name}: its changelog is of the topic {', '.join(was)}, found {self.stream.topic}: "
-                "the position is that topic's. Give the stream a new name"
-            )
+            position = {
+                "offsets": next_offsets(self.changelog, f"> {LOADED}"),
+                **numbers_by_rows(self.changelog, self.quarantine),
+            }
+        if trouble := differs(self.stream, position):
+            raise DefinitionChanged(f"stream {self.stream.name}: {trouble}")
         self.offsets = {int(p): o for p, o in position["offsets"].items()}
         self.numbering = Numbering.of(self.stream, position)
         self.quarantined_to = next_offsets(self.quarantine, f"> {LOADED}")
@@ -135,11 +138,16 @@ class Ingest:
 
     def check_topics(self) -> dict[str, kafka.Topic]:
         """The topics, by name; says what Kafka no longer has, refuses a topic that was made anew, whose coordinates would lie: of several
-        it gets new numbers."""
+        it is left out."""
         topics = kafka.find_topics(self.config.kafka, topic_names(self.config.kafka, self.stream))
-        if not self.stream.several:
+        self.names = set(topics)
+        if self.stream.several:
+            if trouble := self.numbering.recreated(topics):
+                log.warning("%s: %s. Its other topics go on", self.stream.name, trouble)
+            topics = self.numbering.same(topics)
+        else:
             self._check_ids(topics)
-        self.numbering = self.numbering.seen(topics)
+        self.numbering, self.followed = self.numbering.seen(topics), list(topics)
         # A position may be amid a transaction: of a lake from when those that are open were read, too.
         every = {**self.config.kafka, ISOLATION: "read_uncommitted"}
         self.behind = 0
@@ -161,7 +169,7 @@ class Ingest:
     def _check_ids(self, topics: Mapping[str, kafka.Topic] | None = None) -> None:
         """Raise TopicRecreated where one of the topics, as they are now, is not the one that the position is of."""
         if topics is None:
-            topics = kafka.find_topics(self.config.kafka, list(filter(self.stream.reads, self.numbering.topics)))
+            topics = kafka.find_topics(self.config.kafka, self.followed or self.numbering.topics)
         if trouble := self.numbering.recreated(topics):
             raise TopicRecreated(f"stream {self.stream.name}: {trouble}")
 
@@ -175,6 +183,8 @@ class Ingest:
             records.sparkSession.conf.set("spark.sql.adaptive.enabled", "false")  # nothing to adapt to, a job more
             places = ends or (records.select("topic", "partition").distinct().collect() if self.stream.several else ())
             numbering = self.numbering.grown((topic, partition) for topic, partition in places)
+            if numbering is not self.numbering:  # before anything is written by these numbers
+                self._commit_nothing(numbering)
             records = numbered(records, numbering) if self.stream.several else records
             new_records = records.where(from_offsets(self.offsets)).withColumn("timestamp", F.expr(USABLE_TIME))
             parsed, counts = self.guard.run(records.sparkSession, lambda: self._parse(new_records))
@@ -261,6 +271,11 @@ class Ingest:
         self._check_alone(position)  # a commit number that is there already is passed over in silence
         self.committed, self.numbering, self.offsets = position, numbering, offsets
 
+    def _commit_nothing(self, numbering: Numbering) -> None:
+        """Commit which numbers there are."""
+        nothing = self.spark.read.format("delta").load(self.changelog).limit(0)
+        self._commit(nothing, numbering, self.offsets, 0)
+
     def _check_alone(self, position: dict[str, Any] | None) -> None:
         """The changelog's position is the one that we know of."""
         if metadata(self.changelog, "offsets") != position:
@@ -268,13 +283,11 @@ class Ingest:
 
     def start(self, once: bool = False) -> Any:
         """Start the streaming query from the position; ``once``: what is there now, then it ends."""
-        if not self.offsets:  # nothing was ingested yet: one that was made anew is as good
-            self.numbering = dataclasses.replace(self.numbering, ids={})
+        self.numbering = self.numbering.without_ids_of_unread(self.offsets)
         topics = self.check_topics()
         if self.stream.several and (self.committed or {}).get("topics") != self.numbering.described()["topics"]:
             # At once: who follows the topics ahead of the changelog has the numbers from there.
-            nothing = self.spark.read.format("delta").load(self.changelog).limit(0)
-            self._commit(nothing, self.numbering, self.offsets, 0)
+            self._commit_nothing(self.numbering)
         self.progress.begin(f"ingesting {self.stream.name}", lambda: self.behind)
         folder = Path(self.config.root, "_checkpoints", self.stream.name)
         if databricks.has_no_locks(
@@ -334,7 +347,10 @@ class Ingest:
         while not self.stopping.is_set():
             try:
                 names = functools.partial(topic_names, self.config.kafka, self.stream)
-                if not kafka.await_topics(self.config.kafka, names, self.stopping.is_set, log.warning, patience):
+                create = not isinstance(self.stream.topics, str)
+                if not kafka.await_topics(
+                    self.config.kafka, names, create, self.stopping.is_set, log.warning, patience
+                ):
                     if once:
                         return None
                     self.stopping.wait(TOPIC_SECONDS)
@@ -410,7 +426,7 @@ class Ingest:
                 self._check_ids()
                 if self.stream.several and not once:
                     names = topic_names(self.config.kafka, self.stream)
-                    if not set(names) <= set(self.numbering.topics):
+                    if not set(names) <= self.names:
                         return True
                 if query.lastProgress:
                     self.working()

@@ -129,7 +129,7 @@ def _number_rows(payloads: DataFrame, stream: Stream, first: int) -> tuple[DataF
         before += count
     start = f"CASE part {' '.join(starts)} ELSE 0 END" if starts else "0"
     records = placed.where("value IS NOT NULL").selectExpr(
-        f"{literal(stream.topic)} AS topic",
+        f"{'CAST(NULL AS STRING)' if stream.several else literal(stream.topic)} AS topic",
         f"{LOADED} AS partition",
         "CAST(NULL AS INT) AS topic_partition",
         f"CAST({start} + place AS BIGINT) AS offset",

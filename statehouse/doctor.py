@@ -281,6 +281,6 @@ def _topic(config: Config, stream: Stream, topic: str, current: kafka.Topic | No
         known = Numbering.of(stream, position).ids.get(topic)
     except Exception:  # the check of the lake says why
         known = None
-    if not stream.several and (error := kafka.recreated(topic, known, current)):
+    if error := kafka.recreated(topic, known, current):
         return Check(name, "bad", error, "give the stream a new name")
     return Check(name, "ok", f"{len(current.partitions)} partitions")

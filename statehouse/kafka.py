@@ -258,11 +258,12 @@ def topic_settings(properties: dict[str, Any], topic: str, timeout: float = 10.0
 def await_topics(
     properties: dict[str, Any],
     names: Callable[[], Sequence[str]],
+    create: bool,
     stopping: Callable[[], bool],
     say: Callable[[str], None],
     patience: float,
 ) -> dict[str, Topic]:
-    """The topics of some names, by name, of which those that are absent are created; waits while Kafka is away.
+    """The topics of some names, by name, of which those that are absent are passed over, or created; waits while Kafka is away.
 
     ``patience`` is in seconds; after them the last :class:`KafkaUnavailable` is raised. Who has an end to it is told at once that
     Kafka does not let us in.
@@ -272,7 +273,8 @@ def await_topics(
         try:
             wanted = names()
             found = find_topics(properties, wanted, timeout=5)
-            if not (absent := [name for name in wanted if name not in found or not found[name].partitions]):
+            absent = [name for name in wanted if name not in found or not found[name].partitions]
+            if not absent or not create:
                 return found
             for name in absent:
                 create_topic(properties, name)

@@ -2,7 +2,8 @@
 
 Of a stream with one ``topic:`` a partition has Kafka's own number. With ``topics:`` the partitions of all topics are numbered through,
 as they are seen first, and the changelog's position says which is which. So an event is known by a number and an offset, whatever
-topic it came from, and events of one time are ordered by them. A topic that was deleted and made again gets new numbers.
+topic it came from, and events of one time are ordered by them. A topic that was deleted and made again is read no further: its
+coordinates would name other events.
 """
 
 from __future__ import annotations
@@ -87,14 +88,22 @@ class Numbering:
         told = (kafka.recreated(name, self.ids.get(name), topic) for name, topic in current.items())
         return next(filter(None, told), None)
 
+    def same(self, current: Mapping[str, kafka.Topic]) -> dict[str, kafka.Topic]:
+        """Those of the topics, as they are ``current``, that are the ones that the position is of."""
+        return {name: topic for name, topic in current.items() if not self.recreated({name: topic})}
+
     def seen(self, current: Mapping[str, kafka.Topic]) -> Numbering:
-        """The same, with the topics as they are ``current``: their ids, no numbers of those that were made again, and numbers for all of
-        their partitions."""
-        again = {name for name, topic in current.items() if kafka.recreated(name, self.ids.get(name), topic)}
+        """The same, with the ids of the topics as they are ``current``, and numbers for all of their partitions."""
         ids = {**self.ids, **{name: topic.id for name, topic in current.items() if topic.id}}
-        left = {place: number for place, number in self.numbers.items() if place[0] not in again}
         places = ((name, partition) for name, topic in current.items() for partition in topic.partitions)
-        return replace(self, ids=ids, numbers=left).grown(places)
+        return replace(self, ids=ids).grown(places)
+
+    def without_ids_of_unread(self, offsets: Mapping[int, int]) -> Numbering:
+        """The same, with the ids of topics alone of which something was read: one that was made anew is as good where nothing was."""
+        read = {topic for (topic, _), number in self.numbers.items() if offsets.get(number)}
+        if self.topic is not None and any(offsets.values()):
+            read = {self.topic}
+        return replace(self, ids={name: id for name, id in self.ids.items() if name in read})
 
     def described(self) -> dict[str, Any]:
         """What a position says of it, besides its offsets."""
@@ -104,6 +113,25 @@ class Numbering:
         for (name, partition), number in self.numbers.items():
             topics[name]["partitions"][str(partition)] = number
         return {"topics": topics}
+
+
+def differs(stream: Stream, position: Mapping[str, Any]) -> str | None:
+    """Why a changelog's position is not of a stream's topics, and what to do; None where it is."""
+    topics, was = position.get("topics"), position.get("topic")
+    if stream.topics is not None:
+        fits = was is None or stream.reads(was)
+    elif topics is None:
+        fits = was in (None, stream.topic)
+    else:  # of a number that is not Kafka's another partition would be read
+        numbers = [(int(p), number) for known in topics.values() for p, number in known["partitions"].items()]
+        fits = list(topics) == [stream.topic] and all(partition == number for partition, number in numbers)
+    if fits:
+        return None
+    was = was or ", ".join(topics or ())
+    return (
+        f"its changelog is of the topic {was}, found {stream.topic_text}: "
+        "the position is that topic's. Give the stream a new name"
+    )
 
 
 def parse_place(token: str) -> tuple[str, int, int] | None:

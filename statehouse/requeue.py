@@ -60,7 +60,7 @@ def requeue(
     def wanted_rows() -> Iterator[dict[str, Any]]:
         for row in _refused_rows(config, stream):
             named = reason is None or reason in (row["reason"], kind_of(row["reason"]))
-            if named and (places is None or _place(row) in places):
+            if named and stream.reads(row["topic"] or stream.topic) and (places is None or _place(row) in places):
                 yield row
 
     done = Requeued()

@@ -39,17 +39,19 @@ def lag_ms(changelog: str, folded: int | None, head: int | None) -> int:
 def offsets_behind(config: Config, stream: Stream, known: Mapping[str, Any]) -> tuple[int | None, str | None]:
     """How many records Kafka has of a stream's topics beyond those that are ``known``, by the changelog's metadata, and what is wrong
     with the topics; None of what is not known, as where Kafka does not answer."""
-    numbering = Numbering.of(stream, known)
+    done = {int(p): o for p, o in known.get("offsets", {}).items()}
+    numbering = Numbering.of(stream, known).without_ids_of_unread(done)
     try:
         topics = kafka.find_topics(config.kafka, topic_names(config.kafka, stream))
-        if not stream.several and (error := numbering.recreated(topics)):
+        if (error := numbering.recreated(topics)) and not stream.several:
             return None, error
+        topics = numbering.same(topics)
         ends = kafka.ends_of(config.kafka, topics)
     except KafkaUnavailable:
         return None, None
-    done, numbering = {int(p): o for p, o in known.get("offsets", {}).items()}, numbering.seen(topics)
+    numbering = numbering.seen(topics)
     read = {place: done.get(number, 0) for place in ends if (number := numbering.number(*place)) is not None}
-    return sum(max(0, high - max(read[place], low)) for place, (low, high) in ends.items()), None
+    return sum(max(0, high - max(read[place], low)) for place, (low, high) in ends.items()), error
 
 
 def stream_status(config: Config, name: str) -> dict[str, Any]:

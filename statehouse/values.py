@@ -221,7 +221,7 @@ def _topic(name: str) -> str:
 
 
 def _stream_topics(value: Any) -> Any:
-    if isinstance(value, str):
+    if isinstance(value, str) and value:
         try:
             re.compile(value)
         except re.error as error:

@@ -45,9 +45,7 @@ def canonical(text: str, kind: str) -> str:
         return text.lower()
     if kind == "DATE":
         return _date(text)
-    if kind.startswith("TIMESTAMP"):
-        return exact_json.time(_moment(text))
-    return text
+    return exact_json.time(_moment(text)) if kind.startswith("TIMESTAMP") else text
 
 
 def conforming(value: Any, kind: str) -> Any:

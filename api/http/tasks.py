@@ -171,6 +171,10 @@ def delete_task(id: str) -> Response:
         topic, key = config.streams[row["stream"]].topic, row["key"] or ""
     else:
         raise _unknown(id)
+    if not topic:
+        raise Problem(
+            409, "no-topic", f"found no topic for the end of a task, expected one: name it beside topics: {id[:100]}"
+        )
     if row and row["status"] != "waiting":
         raise Problem(409, "not-waiting", f"found {row['status']}, expected waiting: {id[:100]}")
     audit.note(key=id[:100])

@@ -37,7 +37,7 @@ class ReadYourWrites:
 
     def wait(self) -> None:
         """Until the store's state has the write. A token names a topic, and not which of that name."""
-        if trouble := self._replica.recreated(self._store):
+        if trouble := self._replica.recreated(self._store, self._place[0]):
             raise Problem(409, "topic-recreated", trouble)
         if self._now():
             return

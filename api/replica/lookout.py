@@ -25,9 +25,8 @@ class Lookout:
         self._admin: AdminClient | None = None
         self._asking = threading.Lock()
         self._found: dict[str, Topic] = {}
-        self._asked = float("-inf")  # when the answer was asked for
+        self._asked = self._failed = float("-inf")  # when the answer was asked for, and when there was none
         self._away: KafkaUnavailable | None = None
-        self._failed = float("-inf")
 
     def find(self, names: Sequence[str], age: float) -> dict[str, Topic]:
         """Those of the topics that are there, as they were at most ``age`` seconds ago. Raises KafkaUnavailable, for a moment also without
@@ -35,7 +34,7 @@ class Lookout:
         with self._asking:
             now = time.monotonic()
             if now - self._asked <= age and self._names.issuperset(names):
-                return self._found
+                return {name: topic for name, topic in self._found.items() if name in names}
             if self._away and now - self._failed < AWAY_SECONDS:
                 raise self._away
             if self._admin is None:

@@ -94,8 +94,10 @@ class ProvisionalState:
         with self.locks.state:
             ids = {name: topic.id for name, topic in topics.items() if topic.id}
             self.numbering = replace(self.numbering, ids={**ids, **self.numbering.ids})
-            trouble = self.numbering.recreated(topics)
-            if trouble:
+            done, numbers = self.covered or {}, self.numbering.numbers.items()
+            gone = [name for (name, _), n in numbers if name not in topics and self.read.get(n, 0) > done.get(n, 0)]
+            lost = f"the topic {gone[0]} is gone, with events that were shown and are in no table" if gone else None
+            if trouble := self.numbering.recreated(topics) or lost:
                 self._forget()
                 if not self.covered:  # nothing is in the changelog: the new one is as good
                     self.numbering = replace(self.numbering, ids={})

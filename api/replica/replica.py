@@ -120,9 +120,9 @@ class Replica:
             return True
         return followed.stream.has(snapshot.position, partition, offset)
 
-    def recreated(self, store: str) -> str | None:
-        """That the store's topic is not the one that its state is of, and what to do; None where it is, or cannot be known."""
-        return self._stores[store].stream.follower.recreated()
+    def recreated(self, store: str, topic: str) -> str | None:
+        """That a topic of the store's is not the one that its state is of, and what to do; None where it is, or cannot be known."""
+        return self._stores[store].stream.follower.recreated(topic)
 
     def wait(self, seen: Callable[[], bool], seconds: float) -> bool:
         """Wait until something of the stores' is so; False where that took longer."""

@@ -14,7 +14,7 @@ from api.replica.pending import Offsets
 from api.replica.provisional import ProvisionalState
 from api.replica.topic import TopicFollower
 from statehouse.config.models import Config, Stream
-from statehouse.numbering import Numbering
+from statehouse.numbering import Numbering, differs
 from statehouse.tables import covered, table
 
 VERSIONS = 1000  # of the changelog, of which it is remembered what they have of the topic
@@ -40,12 +40,12 @@ class FollowedStream:
             return
         while head is not None:  # until nothing was committed meanwhile: it would be that which was found
             newest = DeltaTable(self._log.path)
-            position = covered(newest) or {"topic": None}
+            position = covered(newest)
             head = self._log.newest()
             if head is None or head.version == newest.version():
                 break
-        if self._stream.several or position.get("topic", self._stream.topic) == self._stream.topic:
-            self._offsets.append((newest.version(), position.get("offsets", {})))
+        if position is not None and not differs(self._stream, position):
+            self._offsets.append((newest.version(), position["offsets"]))
             self.numbering = Numbering.of(self._stream, position)
         self.head = newest.version()
 

@@ -81,13 +81,10 @@ class TopicFollower:
         """End the thread; what is shown stays."""
         self._stop.set()
 
-    def recreated(self) -> str | None:
-        """That a topic is not the one that the changelog is of, as of a moment ago; None where all are, or it cannot be known."""
-        numbering = self._provisional.numbering
-        if not numbering.ids:
-            return None
+    def recreated(self, name: str) -> str | None:
+        """That a topic is not the one that the changelog is of, as of a moment ago; None where it is, or it cannot be known."""
         try:
-            return numbering.recreated(self._lookout.find(numbering.topics, SAME_SECONDS))
+            return self._provisional.numbering.recreated(self._lookout.find([name], SAME_SECONDS))
         except KafkaUnavailable:
             return self.error
 
@@ -155,8 +152,10 @@ class TopicFollower:
 
     def _check(self, age: float) -> dict[str, Topic]:
         """The topics that have numbers and are there, as they were at most ``age`` seconds ago. Raises KafkaUnavailable, and TopicRecreated
-        where one is not the one that the changelog, or what is pending, is of: then nothing is shown of either."""
-        topics = self._lookout.find(self._provisional.numbering.topics, age)
+        where the only one is not that of the changelog, or of what is pending: then nothing is shown of either."""
+        numbering = self._provisional.numbering
+        topics = self._lookout.find([*filter(self._stream.reads, numbering.topics)], age)
+        topics = numbering.same(topics) if self._stream.several else topics
         self.error = self._provisional.is_of(topics)
         if self.error is None:
             return topics

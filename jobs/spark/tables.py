@@ -192,16 +192,18 @@ def next_offsets(path: str, which: str) -> dict[int, int]:
     return {row["number"]: row["following"] for row in rows}
 
 
-def numbers_by_rows(path: str) -> dict[str, Any]:
-    """Which numbers the partitions of a stream's topics have, as the rows of a changelog of several tell it, as a position has it."""
-    if not ((delta := opened(path)) and delta.version() and TOPIC_PARTITION in (f.name for f in delta.schema().fields)):
-        return {}
-    place = f"coalesce({TOPIC_PARTITION}, _partition)"  # null in the rows of when it had one topic
-    query = f"SELECT _topic, {place} AS place, max(_partition) AS number FROM found WHERE _partition > {LOADED} GROUP BY 1, 2"
+def numbers_by_rows(changelog: str, quarantine: str) -> dict[str, Any]:
+    """Which numbers the partitions of several topics have, as the rows of a changelog and a quarantine tell it, as a position has it."""
     topics: dict[str, Any] = {}
-    for row in select(delta, query):
-        topics.setdefault(row["_topic"], {"partitions": {}})["partitions"][str(row["place"])] = row["number"]
-    return {"topics": topics}
+    for path, mark in ((changelog, "_"), (quarantine, "")):
+        delta, kafkas = opened(path), f"{mark}topic_partition"
+        if delta is None or not delta.version() or kafkas not in (f.name for f in delta.schema().fields):
+            continue
+        # Null in the rows of when it had one topic.
+        columns = f"{mark}topic AS topic, coalesce({kafkas}, {mark}partition) AS place, max({mark}partition) AS number"
+        for row in select(delta, f"SELECT {columns} FROM found WHERE {mark}partition > {LOADED} GROUP BY 1, 2"):
+            topics.setdefault(row["topic"], {"partitions": {}})["partitions"][str(row["place"])] = row["number"]
+    return {"topics": topics} if topics else {}
 
 
 def create_store(spark: SparkSession, config: Config, rule: Rule, state: str, tombstones: str) -> None:

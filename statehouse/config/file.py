@@ -191,8 +191,10 @@ def _unfit_tasks(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
         elif target and target.windows:
             message = f"found {target.name}, expected a store without windows: a set names none"
             yield ("tasks", task.name, "set", "store"), message
-        elif target and config.streams[target.stream].ranked:
-            message = f"found {target.name}, expected a store of a stream without order: a set has no place in it"
+        elif target and not config.writable(target.name):
+            message = (
+                f"found {target.name}, expected a store of a stream without order, and with a topic that is written to"
+            )
             yield ("tasks", task.name, "set", "store"), message
 
 

@@ -313,6 +313,7 @@ def test_a_text_that_yaml_made_a_name_of_is_explained(spark, tmp_path, capsys):
         ("topics: [a, a]", "expected each topic once"),
         ("topics: [a, 'b c']", "expected topics such as"),
         ("topics: 'a['", "expected a regular expression"),
+        ("topics: ''", "expected topics such as"),
         ("topics: {a: 1}", "expected topics such as"),
         ("topic: c\n    topics: [a, b]", "topic: found 'c', expected one of topics"),
         ("topic: c\n    topics: 'a.*'", "topic: found 'c', expected one of topics"),

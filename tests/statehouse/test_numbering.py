@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from statehouse.config.streams import Stream
 from statehouse.kafka import Topic
-from statehouse.numbering import Numbering, parse_place
+from statehouse.numbering import Numbering, differs, parse_place
 
 ONE = Stream(topic="a", schema="key STRING")
 SEVERAL = Stream(topics="[a-e]", schema="key STRING")
@@ -33,15 +33,13 @@ def test_each_partition_of_each_topic_keeps_a_number_of_its_own(times):
     numbering, offsets, given_to = Numbering.of(SEVERAL, {}), {}, {}
     ids, partitions = {}, {}
     for has, crashes in times:
-        current = topics_of(has)
+        known = topics_of(has)
+        current = numbering.same(known)
+        assert current == {name: topic for name, topic in known.items() if ids.get(name, topic.id) == topic.id}
         seen = numbering.seen(current)
         mine, counts = dict(ids), dict(partitions)
         for name, topic in current.items():  # the oracle: who is who
-            counts[name] = (
-                len(topic.partitions)
-                if mine.get(name, topic.id) != topic.id
-                else max(counts.get(name, 0), len(topic.partitions))
-            )
+            counts[name] = max(counts.get(name, 0), len(topic.partitions))
             mine[name] = topic.id
         if crashes:
             continue
@@ -83,3 +81,27 @@ def test_what_is_no_token(text):
 
 def test_a_token():
     assert parse_place("a.b-c_d:12:345") == ("a.b-c_d", 12, 345)
+
+
+def test_which_topics_a_changelog_goes_on_with():
+    numbered = {"id": "x", "partitions": {"0": 0, "1": 1}}
+    cases = [
+        (ONE, {}, True),
+        (ONE, {"topic": "a"}, True),
+        (ONE, {"topic": "b"}, False),
+        (ONE, {"topics": {"a": numbered}}, True),
+        (ONE, {"topics": {"a": {"id": "x", "partitions": {"0": 1, "1": 0}}}}, False),
+        (ONE, {"topics": {"a": numbered, "b": {"id": "y", "partitions": {"0": 2}}}}, False),
+        (SEVERAL, {"topic": "b"}, True),
+        (SEVERAL, {"topic": "x"}, False),
+        (SEVERAL, {"topics": {"x": numbered}}, True),
+    ]
+    for stream, position, fits in cases:
+        assert (differs(stream, {**position, "offsets": {}}) is None) == fits, (stream.topic_text, position)
+
+
+def test_a_topic_of_which_nothing_was_read_is_as_good_when_it_is_made_again():
+    numbering = Numbering.of(SEVERAL, {}).seen({"a": Topic("x", [0]), "b": Topic("y", [0])})
+    assert set(numbering.without_ids_of_unread({0: 3}).ids) == {"a"}
+    assert Numbering.of(ONE, {"id": "x", "topic": "a"}).without_ids_of_unread({}).ids == {}
+    assert Numbering.of(ONE, {"id": "x", "topic": "a"}).without_ids_of_unread({0: 1}).ids == {"a": "x"}

@@ -8,10 +8,12 @@ import uuid
 from collections import Counter
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from api import create_app
 from jobs.ingest import Ingest
 from jobs.merge import Merge
+from statehouse.errors import DefinitionChanged
 from statehouse.requeue import requeue
 from statehouse.status import stream_status
 from statehouse.tables import metadata
@@ -138,11 +140,15 @@ def test_a_topic_that_is_made_while_the_jobs_run_is_read_and_its_tokens_hold(hou
         eventually(lambda: house.right("live"), 60)
         house.merge()
         eventually(lambda: house.ingest.events == 5, 60)
-        # Made again it has other events, of which none is lost either; the numbers of the old one are nobody's.
+        # Made again its coordinates name other events: it is read no further, and the others go on.
         recreate(house.bootstrap, house.topic("c"))
-        house.send(("c", 0, "m", 32), ("a", 1, "k", 64))
-        eventually(lambda: house.ingest.events == 7, 60)
+        produce(house.bootstrap, house.topic("c"), [("m", {"key": "m", "n": 32}, None, 0)])
+        house.send(("a", 1, "k", 64))
+        eventually(lambda: house.ingest.events == 6, 60)
         eventually(lambda: house.right("live"), 60)
+        assert "made again" in stream_status(house.config, "s")["error"]
+        assert house.client.get(f"/stores/total/keys/k?after={house.topic('c')}:0:0").status_code == 409
+        assert house.client.get(f"/stores/total/keys/k?after={house.topic('a')}:1:0&timeout=60").status_code == 200
     finally:
         house.ingest.stopping.set()
         thread.join(60)
@@ -150,6 +156,52 @@ def test_a_topic_that_is_made_while_the_jobs_run_is_read_and_its_tokens_hold(hou
     assert house.merged() == dict(house.sent)
     response = house.client.get("/stores/total/keys/k?after=other:0:1")
     assert response.status_code == 400, "no token of this stream"
+
+
+@pytest.mark.slow
+def test_what_a_topic_took_with_it_is_not_shown_for_good(house_of):
+    house = house_of(PATTERN)
+    create(house.bootstrap, house.topic("c"), 1)
+    house.send(("a", 0, "k", 1), ("c", 0, "k", 2))
+    house.once()
+    produce(house.bootstrap, house.topic("c"), [("k", {"key": "k", "n": 100}, None, 0)])
+    eventually(lambda: house.shown("live") == {"k": 103}, 60)
+    admin = AdminClient({"bootstrap.servers": house.bootstrap})  # held by a name: the request dies with it
+    admin.delete_topics([house.topic("c")])[house.topic("c")].result(20)
+    house.send(("a", 0, "k", 4))
+    eventually(lambda: house.shown("live") == {"k": 7}, 60)
+    house.once()
+    assert house.merged() == {"k": 7} and house.right("live")
+    # One that nothing was read of is as good when it is made again.
+    create(house.bootstrap, house.topic("d"), 1)
+    house.once()
+    recreate(house.bootstrap, house.topic("d"))
+    house.send(("d", 0, "k", 8))
+    house.once()
+    assert house.merged() == {"k": 15}
+    eventually(lambda: house.right("live"), 60)
+
+
+@pytest.mark.slow
+def test_a_topic_that_is_taken_out_of_the_list_is_read_no_further(house_of):
+    house = house_of(LIST)
+    house.send(("a", 0, "k", 1), ("b", 0, "k", 2))
+    produce(house.bootstrap, house.topic("b"), [("k", b"rubbish", None, 0)])
+    house.once()
+    house.configure("topics: [{a}]")
+    house.close()
+    house.open()
+    produce(house.bootstrap, house.topic("b"), [("k", {"key": "k", "n": 100}, None, 0)])
+    house.send(("a", 1, "k", 4))
+    eventually(lambda: house.shown("live") == {"k": 7}, 60)
+    assert requeue(house.config, house.stream).sent == 0, "nobody would read it"
+    recreate(house.bootstrap, house.topic("b"))
+    house.once()
+    assert house.merged() == {"k": 7} and house.live()["state"] == "following"
+    assert house.client.get(f"/stores/total/keys/k?after={house.topic('a')}:1:0").status_code == 200
+    for topics in ("topic: {a}", "topic: {b}"):
+        with pytest.raises(DefinitionChanged, match="Give the stream a new name"):
+            house.configure(topics)
 
 
 @pytest.mark.slow

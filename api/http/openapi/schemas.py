@@ -185,9 +185,7 @@ def value(kind: str) -> Schema:
         return DAY
     if plain.startswith("TIMESTAMP"):
         return TIME
-    if plain == "BINARY":
-        return matching(FORMS["BINARY"], contentEncoding="base64")
-    return TEXT
+    return matching(FORMS["BINARY"], contentEncoding="base64") if plain == "BINARY" else TEXT
 
 
 def _nested(kind: exp.DataType, text: str) -> Schema:
