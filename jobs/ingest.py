@@ -282,9 +282,11 @@ class Ingest:
             raise LakeBusy(f"{self.changelog} was written by another process meanwhile; one writer a table")
 
     def start(self, once: bool = False) -> Any:
-        """Start the streaming query from the position; ``once``: what is there now, then it ends."""
+        """Start the streaming query from the position; ``once``: what is there now, then it ends. None where there is nothing to read."""
         self.numbering = self.numbering.without_ids_of_unread(self.offsets)
         topics = self.check_topics()
+        if not topics:
+            return None
         if self.stream.several and (self.committed or {}).get("topics") != self.numbering.described()["topics"]:
             # At once: who follows the topics ahead of the changelog has the numbers from there.
             self._commit_nothing(self.numbering)
@@ -348,14 +350,13 @@ class Ingest:
             try:
                 names = functools.partial(topic_names, self.config.kafka, self.stream)
                 create = not isinstance(self.stream.topics, str)
-                if not kafka.await_topics(
-                    self.config.kafka, names, create, self.stopping.is_set, log.warning, patience
-                ):
+                kafka.await_topics(self.config.kafka, names, create, self.stopping.is_set, log.warning, patience)
+                query = self.start(once)
+                if query is None:
                     if once:
                         return None
                     self.stopping.wait(TOPIC_SECONDS)
                     continue
-                query = self.start(once)
             except (TopicRecreated, DefinitionChanged):
                 raise
             except StatehouseError as error:

@@ -253,6 +253,7 @@ def test_writes_go_to_the_first_topic_and_what_is_refused_back_to_its_own(house_
     assert stream_status(house.config, "s")["topic"] == f"{house.topic('a')}, {house.topic('b')}"
 
 
+@pytest.mark.slow
 def test_a_pattern_has_no_topic_for_what_is_written_but_one_that_is_named(house_of):
     house = house_of(PATTERN)
     house.once()
@@ -267,8 +268,17 @@ def test_a_pattern_has_no_topic_for_what_is_written_but_one_that_is_named(house_
         named.extensions["statehouse"].replica.stop()
 
 
-def test_where_no_topic_is_there_yet_nothing_is_to_be_done(spark, broker, lake):
-    config = lake(CONFIG.format(topics="topics: 'nowhere-.*'"), broker.bootstrap)
+@pytest.mark.slow
+def test_where_no_topic_is_there_nothing_is_to_be_done(spark, broker, lake):
+    name = f"nowhere-{uuid.uuid4()}"
+    config = lake(CONFIG.format(topics=f"topics: '{name}.*'"), broker.bootstrap)
     ingest = Ingest(spark, config, config.streams["s"])
     ingest.run(once=True)
     assert (ingest.events, stream_status(config, "s")["behind"]) == (0, 0)
+    create(broker.bootstrap, name)
+    produce(broker.bootstrap, name, [("k", {"key": "k", "n": 1}, None, 0)])
+    ingest.run(once=True)
+    recreate(broker.bootstrap, name)  # then there is none that is read
+    ingest.run(once=True)
+    status = stream_status(config, "s")
+    assert (ingest.events, status["behind"]) == (1, 0) and "made again" in status["error"]
