@@ -90,10 +90,8 @@ class Ingest:
     ) -> None:
         self.working, self.progress = working, progress
         self.behind = 0  # offsets to go, when the topics were looked at last
-        self.names, self.followed = (
-            set[str](),
-            list[str](),
-        )  # of the topics that were there then, and those of them that are read
+        self.names: set[str] = set()  # of the topics that were there then
+        self.followed: list[str] = []  # and those of them that are read
         self.spark, self.config, self.stream = spark, config, stream
         self.changelog = table(config, "changelog", stream.name)
         self.quarantine = table(config, "quarantine", stream.name)
@@ -258,7 +256,7 @@ class Ingest:
         metrics.QUARANTINED.labels(self.stream.name).inc(bad)
 
     def _commit(self, rows: DataFrame, numbering: Numbering, offsets: dict[int, int], good: int) -> None:
-        """Append so many rows, and the position behind them."""
+        """Append rows, as many as are ``good``, and the position behind them."""
         position = {**numbering.described(), "offsets": {str(p): o for p, o in sorted(offsets.items())}}
         done = {"userMetadata": json.dumps(position)}
         # A txn makes a commit of a batch without accepted events, and a conflict of a second writer where no lock

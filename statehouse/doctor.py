@@ -253,7 +253,7 @@ def topics(config: Config) -> Iterator[Check]:
     for number, stream in enumerate(config.streams.values()):
         try:
             names = topic_names(config.kafka, stream)
-            found = kafka.find_topics(config.kafka, names, KAFKA_SECONDS)
+            current = kafka.find_topics(config.kafka, names, KAFKA_SECONDS)
         except KafkaUnavailable as error:
             if number == 0:
                 yield Check("Kafka", "bad", str(error), error.advice)
@@ -266,7 +266,7 @@ def topics(config: Config) -> Iterator[Check]:
         if not names:
             yield Check(f"topics {stream.topic_text}", "warn", "there are none yet", NO_TOPICS)
         for name in names:
-            yield _topic(config, stream, name, found.get(name))
+            yield _topic(config, stream, name, current.get(name))
 
 
 def _topic(config: Config, stream: Stream, topic: str, current: kafka.Topic | None) -> Check:

@@ -140,7 +140,7 @@ def find_topics(
 ) -> dict[str, Topic]:
     """The topics of these names that are there. Raises :class:`KafkaUnavailable`. Who asks often has an ``admin``."""
     client = admin or AdminClient(librdkafka(properties))  # held by a name: the request dies with it
-    found: dict[str, Topic] = {}
+    topics: dict[str, Topic] = {}
     try:
         requests = client.describe_topics(TopicCollection(list(names)), request_timeout=timeout) if names else {}
         for name, request in requests.items():
@@ -152,10 +152,10 @@ def find_topics(
             else:
                 id = str(description.topic_id).translate(URL_SAFE)
                 numbers = sorted(partition.id for partition in description.partitions)
-                found[name] = Topic(None if id == NO_ID else id, numbers)
+                topics[name] = Topic(None if id == NO_ID else id, numbers)
     except KafkaException as error:
         raise _unavailable(properties, error) from None
-    return found
+    return topics
 
 
 def topic_names(properties: dict[str, Any], timeout: float = 10.0) -> list[str]:
@@ -272,10 +272,10 @@ def await_topics(
     while True:
         try:
             wanted = names()
-            found = find_topics(properties, wanted, timeout=5)
-            absent = [name for name in wanted if name not in found or not found[name].partitions]
+            topics = find_topics(properties, wanted, timeout=5)
+            absent = [name for name in wanted if name not in topics or not topics[name].partitions]
             if not absent or not create:
-                return found
+                return topics
             for name in absent:
                 create_topic(properties, name)
                 say(f"created the topic {name}")

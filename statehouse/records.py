@@ -294,7 +294,7 @@ def parse_headers(
 def header_maps(headers: pa.Array) -> pa.Array:
     """All headers of records as :func:`headers_of` has them; ``headers`` as in :func:`parse_headers`."""
     lists = [None if text is None else _HEADERS.decode(text) for text in headers.to_pylist()]
-    maps = [None if found is None else headers_of({header.key: header.value for header in found}) for found in lists]
+    maps = [None if of is None else headers_of({header.key: header.value for header in of}) for of in lists]
     return pa.array(maps, pa.map_(pa.string(), pa.string()))
 
 

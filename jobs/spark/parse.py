@@ -86,8 +86,8 @@ def numbered(records: DataFrame, numbering: Numbering) -> DataFrame:
         f"{literal(topic)}, array({', '.join(str(of.get(p, 'NULL')) for p in range(max(of) + 1))})"
         for topic, of in by_topic.items()
     )
-    found = f"element_at(element_at(map({', '.join(numbers)}), topic), partition + 1)" if by_topic else "partition"
-    return records.withColumn("topic_partition", F.col("partition")).withColumn("partition", F.expr(found))
+    number_of = f"element_at(element_at(map({', '.join(numbers)}), topic), partition + 1)" if by_topic else "partition"
+    return records.withColumn("topic_partition", F.col("partition")).withColumn("partition", F.expr(number_of))
 
 
 def _decode_batches(
