@@ -17,6 +17,8 @@ record, nor is what was aborted or compacted away. A batch of nothing else moves
 
 Offsets are of one topic. Before a batch is committed, and after its records were read, the brokers are asked for the topic's
 id: a topic that was deleted and made again has another one, whatever its offsets are.
+
+The module is longer than others: the topics, the numbers of their partitions, the position and the three steps are one writer's state.
 """
 
 from __future__ import annotations
@@ -311,7 +313,7 @@ class Ingest:
             .option("includeHeaders", True)
             .option("startingOffsets", self.starting_offsets(topics))
             .option("maxOffsetsPerTrigger", BATCH)
-            .option("failOnDataLoss", False)  # what Kafka has deleted is said in check_topic; the rest goes on
+            .option("failOnDataLoss", False)  # what Kafka has deleted is said in check_topics; the rest goes on
         )
         if not once:
             # Each batch is a commit, and all commits of a table are listed for each. After a pause a batch is at once.

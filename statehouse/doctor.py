@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -265,22 +265,27 @@ def topics(config: Config) -> Iterator[Check]:
             yield Check("Kafka", "ok", f"{servers} answers in {(time.monotonic() - began) * 1000:.0f} ms")
         if not names:
             yield Check(f"topics {stream.topic_text}", "warn", "there are none yet", NO_TOPICS)
+        ids = _known_ids(config, stream)
         for name in names:
-            yield _topic(config, stream, name, current.get(name))
+            yield _topic(name, ids.get(name), current.get(name))
 
 
-def _topic(config: Config, stream: Stream, topic: str, current: kafka.Topic | None) -> Check:
+def _known_ids(config: Config, stream: Stream) -> Mapping[str, str]:
+    """The ids of the topics that a stream's changelog is of, by name."""
+    try:
+        position = tables.metadata(tables.table(config, "changelog", stream.name), "offsets") or {}
+        return Numbering.of(stream, position).ids
+    except Exception:  # the check of the lake says why
+        return {}
+
+
+def _topic(topic: str, known: str | None, current: kafka.Topic | None) -> Check:
     name = f"topic {topic}"
     if current is None:
         advice = (
             "make it with as many partitions as you want; else `statehouse run` makes it with the broker's defaults"
         )
         return Check(name, "warn", "there is none yet", advice)
-    try:
-        position = tables.metadata(tables.table(config, "changelog", stream.name), "offsets") or {}
-        known = Numbering.of(stream, position).ids.get(topic)
-    except Exception:  # the check of the lake says why
-        known = None
     if error := kafka.recreated(topic, known, current):
         return Check(name, "bad", error, "give the stream a new name")
     return Check(name, "ok", f"{len(current.partitions)} partitions")

@@ -64,12 +64,6 @@ class Numbering:
             return self.numbers.get((topic, partition))
         return partition if topic == self.topic else None
 
-    def place(self, number: int) -> Place | None:
-        """The topic, and Kafka's number, of a partition; None where it is none of a topic that is there."""
-        if self.topic is not None:
-            return self.topic, number
-        return next((place for place, known in self.numbers.items() if known == number), None)
-
     def of_topic(self, topic: str, values: Mapping[int, int]) -> dict[int, int]:
         """What is known by number, such as offsets, of one topic's partitions."""
         if self.topic is not None:

@@ -62,18 +62,18 @@ def test_both_halves_have_the_same_headers(spark, broker, lake, kind):
             "north": {f"k{n}": n for n, (_, has) in enumerate(HEADERS) if has and has.get("site") == "north"},
         }
 
-        def shown(freshness):
+        def values_by_store(freshness):
             def of(store):
-                found = app.test_client().get(f"/stores/{store}/keys?freshness={freshness}").get_json()["rows"]
-                return {row["key"]: row["value"] for row in found}
+                answer = app.test_client().get(f"/stores/{store}/keys?freshness={freshness}").get_json()
+                return {row["key"]: row["value"] for row in answer["rows"]}
 
             return {store: of(store) for store in right}
 
-        eventually(lambda: shown("live") == right, 60)
+        eventually(lambda: values_by_store("live") == right, 60)
         ingest.run(once=True)
-        found = {row["key"]: (row["_headers"], row["_timestamp_type"]) for row in rows(spark, ingest.changelog)}
-        assert found == {f"k{n}": (has, kind) for n, (_, has) in enumerate(HEADERS)}
-        eventually(lambda: shown("changelog") == right, 60)
+        logged = {row["key"]: (row["_headers"], row["_timestamp_type"]) for row in rows(spark, ingest.changelog)}
+        assert logged == {f"k{n}": (has, kind) for n, (_, has) in enumerate(HEADERS)}
+        eventually(lambda: values_by_store("changelog") == right, 60)
         for merge in merges:
             merge.round()
         merged = {
