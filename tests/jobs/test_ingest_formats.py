@@ -110,7 +110,6 @@ def test_what_spark_sends_to_its_workers_knows_all_that_it_needs(lake, registry)
     config = lake(f"registry: {{url: '{registry.url}'}}\nstreams:\n  s: {{topic: t, format: avro}}\n")
     decoder = decoder_for(config.streams["s"], [], [])
     registry.away, registry.asked = True, []
-    work = pickle.loads(cloudpickle.dumps(_decode_batches(decoder, False)))
     headers = json.dumps([{"key": "__value_schema_id", "value": base64.b64encode(b"\0\0\0\0\x01").decode()}])
     values = [
         framed(1, FIRST, {"id": 1, "n": 5}),
@@ -122,9 +121,10 @@ def test_what_spark_sends_to_its_workers_knows_all_that_it_needs(lake, registry)
         "_offset": pa.array(range(3), pa.int64()),
         "_timestamp": pa.array([0] * 3, pa.timestamp("us", "UTC")),
         "_key": pa.nulls(3, pa.string()),
-        "_headers": pa.array([None, None, headers], pa.string()),
+        "_header_list": pa.array([None, None, headers], pa.string()),
         "_bytes": pa.array(values, pa.binary()),
     }
+    work = pickle.loads(cloudpickle.dumps(_decode_batches(decoder, False, [*columns])))
     (made,) = work(iter([pa.record_batch(columns)]))
     assert (made["id"].to_pylist(), made["n"].to_pylist()) == ([1, None, 2], [5, None, 6])
     assert made["_reason"].to_pylist() == [None, "unknown schema: 9", None]
