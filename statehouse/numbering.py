@@ -58,6 +58,11 @@ class Numbering:
         named = [self.topic] if self.topic else [topic for topic, _ in self.numbers]
         return list(dict.fromkeys([*named, *self.ids]))
 
+    @property
+    def places(self) -> dict[int, dict[str, Any]]:
+        """By number the ``topic`` and the ``topic_partition``, of a stream with several topics."""
+        return {number: {"topic": name, "topic_partition": p} for (name, p), number in self.numbers.items()}
+
     def number(self, topic: str, partition: int) -> int | None:
         """The number of a partition; None where it has none yet."""
         if self.topic is None:

@@ -40,9 +40,10 @@ from api.replica.storage import load, of_table
 from statehouse.config.models import Config, Store
 from statehouse.fold import Rule
 from statehouse.kinds import Differs
+from statehouse.numbering import Numbering
 from statehouse.requeue import KIND
 from statehouse.spark_sql import quoted as spark_quoted
-from statehouse.tables import LOADED, TASK_COLUMNS, changelog_columns, offsets_at, opened, table, tasks_table
+from statehouse.tables import LOADED, TASK_COLUMNS, changelog_columns, metadata, offsets_at, opened, table, tasks_table
 from statehouse.transpile import to_duckdb
 from statehouse.values import parse_expression
 
@@ -141,8 +142,10 @@ class Lake:
             ).to_arrow_table(ROWS)
 
         events, position, offsets = self._read(snapshot, rule, key, read)
-        page = self._page(events, limit)
-        return Page([_event(row) for row in page.rows], page.more), position, offsets
+        page, stream = self._page(events, limit), self.config.streams[rule.store.stream]
+        known = metadata(table(self.config, "changelog", stream.name), "offsets") if stream.several else None
+        places = Numbering.of(stream, known or {}).places
+        return Page([_event(row, places) for row in page.rows], page.more), position, offsets
 
     def at(self, snapshot: Snapshot, key: Sequence[str], moment: dt.datetime) -> Past[Row | None]:
         """The state of a key as its events up to an event time (naive, UTC) make it, also those that are pending."""
@@ -390,8 +393,9 @@ def _unwindowed(rule: Rule) -> Rule:
     return replace(rule, store=store)
 
 
-def _event(row: Row) -> Row:
+def _event(row: Row, places: Mapping[int, Row]) -> Row:
     """An event as callers see it, and its ``_order``, in which its place is packed: see statehouse.reducers.ORDER."""
     order, provisional = int(row.pop("_order")), row.pop("_provisional")
-    place = {"partition": order // 10**15 % 10**5 + LOADED, "offset": order % 10**15}
+    number, offset = order // 10**15 % 10**5 + LOADED, order % 10**15
+    place = {**places.get(number, {}), "partition": number, "offset": offset}
     return {"_order": order, **row, **place, **({"provisional": True} if provisional else {})}

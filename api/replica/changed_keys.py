@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 from api.engine.columns import Key, keys_of
 from api.replica.overlay import ABSENT
 from api.replica.snapshot import Snapshot
-from statehouse.fold import Rule
 from statehouse.values import milliseconds
 
 MOST = 100_000  # keys that are remembered of a store; the newest batch is, however large
@@ -95,15 +94,11 @@ def expired(old: Snapshot, new: Snapshot) -> list[Key]:
     rule = new.rule
     if rule is None or not rule.store.retention or old.epoch != new.epoch or "window_start" not in old.columns:
         return []
-    over = _end_of_retention(rule)
+    assert rule.store.windows
+    kept = dt.timedelta(microseconds=rule.store.windows[0], milliseconds=milliseconds(rule.store.retention))
+    over = dt.datetime.now(dt.timezone.utc).replace(tzinfo=None) - kept
     places = pc.indices_nonzero(pc.less(old.columns["window_start"], pa.scalar(over, old.columns["window_start"].type)))
     windows = [old.key_at(place) for place in places.to_pylist()]
     windows += [key for key, ref in old.overlay.refs.items() if ref.row != ABSENT and key[-1] < over]
     here = set(new.ours(dict.fromkeys(key[:-1] for key in windows)))
     return [key for key in windows if key[:-1] in here and new.now(key) is None]
-
-
-def _end_of_retention(rule: Rule) -> dt.datetime:
-    assert rule.store.windows and rule.store.retention
-    retention = dt.timedelta(microseconds=rule.store.windows[0], milliseconds=milliseconds(rule.store.retention))
-    return dt.datetime.now(dt.timezone.utc).replace(tzinfo=None) - retention

@@ -37,7 +37,7 @@ class Houses(House):
 
     def __init__(self, spark, broker, lake, topics):
         self.spark, self.bootstrap, self.prefix = spark, broker.bootstrap, f"house-{uuid.uuid4()}"
-        self.lake, self.sent, self.lasts = lake, Counter(), {}
+        self.lake, self.sent, self.lasts, self.places = lake, Counter(), {}, {}
         for name, partitions in (("a", 2), ("b", 1)):
             create(self.bootstrap, self.topic(name), partitions)
         self.configure(topics)
@@ -62,6 +62,7 @@ class Houses(House):
             produce(self.bootstrap, self.topic(name), [(key, {"key": key, "n": n}, None, partition)])
             self.sent[key] += n
             self.lasts[self.topic(name), key] = n
+            self.places.setdefault(key, Counter())[self.topic(name), partition, n] += 1
 
     def random(self, dice, count):
         """Random events; a key of ``last`` is in one partition, which is what keeps its order."""
@@ -75,6 +76,12 @@ class Houses(House):
         shown = self.client.get(f"/stores/last/keys?freshness={freshness}").get_json()["rows"]
         lasts = {(row["topic"], row["key"]): row["value"] for row in shown}
         return self.shown(freshness) == dict(self.sent) and lasts == self.lasts
+
+    def histories(self):
+        """By key what its history says of where its events were, and their values."""
+        asked = {key: self.client.get(f"/stores/total/keys/{key}/history").get_json()["events"] for key in self.places}
+        places = {key: Counter((e["topic"], e["topic_partition"], e["value"]) for e in of) for key, of in asked.items()}
+        return places, {event.get("provisional", False) for of in asked.values() for event in of}
 
 
 @pytest.fixture
@@ -106,12 +113,14 @@ def test_both_halves_show_what_all_topics_hold(house_of, example):
     for step in range(4):
         house.random(dice, dice.randrange(1, 12))
         eventually(lambda: house.right("live"), 60)
+        places, provisional = house.histories()
+        assert places == house.places and True in provisional
         if dice.random() < 0.3:  # another process of the jobs, which reads the position
             house.configure(dice.choice([LIST, PATTERN]))
         if step % 2:
             house.once()
             eventually(lambda: house.right("changelog"), 60)
-            assert house.right("live")
+            assert house.right("live") and house.histories() == (house.places, {False})
     house.once()
     assert house.merged() == dict(house.sent) and house.behind()[0] == 0
     log = rows(house.spark, house.ingest.changelog)

@@ -129,11 +129,10 @@ def history(scope: Scope) -> Schema:
         "op": {"type": "string", "enum": ["report", "set", "purge"]},
         "agent": nullable(TEXT),
         "value": shown(scope.rule.event_type) if scope.rule else ANY,
-        "partition": INTEGER,
-        "offset": INTEGER,
+        **{"topic": TEXT, "topic_partition": INTEGER, "partition": INTEGER, "offset": INTEGER},
         "provisional": AHEAD["provisional"],
     }
-    events = listed(record(event, ("provisional",)))
+    events = listed(record(event, ("provisional", "topic", "topic_partition")))
     return record({"events": events, "cursor": nullable(TEXT), **REFLECTED}, tuple(AHEAD))
 
 
