@@ -157,6 +157,7 @@ def test_a_new_process_goes_on_from_what_was_kept_as_long_as_it_can(spark, fille
     assert begun("state") == sorted(config.stores), "the feed is lost: the tables are left"
 
 
+@pytest.mark.slow
 def test_the_past_of_a_key_is_the_oracles(spark, filled, monkeypatch):
     monkeypatch.setattr("api.reads.lake.FILES", 2)  # so that there are some parts
     config, events = filled

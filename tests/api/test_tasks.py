@@ -43,6 +43,7 @@ def made(lake, broker, spark):
     app.extensions["statehouse"].replica.stop()
 
 
+@pytest.mark.slow
 def test_what_is_asked_for_is_listed_sent_and_cancelled(made, broker) -> None:
     client, topic, jobs = made
     assert client.get("/tasks").get_json() == {"rows": [], "cursor": None}
@@ -175,6 +176,7 @@ def test_a_topic_that_the_file_does_not_allow_is_a_403_that_says_which_it_does(o
     problem(offline.post("/tasks", json={"after": "1 day", "send": {"topic": "ops-1", "key": 1}}), 400, "bad-body")
 
 
+@pytest.mark.slow
 def test_what_kafka_did_not_acknowledge_is_a_503_and_bad_parameters_are_400(offline: FlaskClient) -> None:
     problem(offline.post("/tasks", json={"after": "1 day", "send": SEND}), 503, "kafka-unavailable")
     problem(offline.get("/tasks?status=late"), 400, "bad-parameter")

@@ -32,6 +32,7 @@ def everywhere(root):
     return found
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_key(spark, lake):
     config, known = written(lake), []
     ingest = Ingest(spark, config, config.streams["s"])

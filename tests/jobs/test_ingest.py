@@ -102,6 +102,7 @@ def run_once(ingest):
     ingest.run(once=True)
 
 
+@pytest.mark.slow
 def test_bad_input_is_refused_with_a_reason_and_stops_nothing(spark, broker, lake):
     topic = f"bad-{uuid.uuid4()}"
     config = lake(STREAM.format(topic=topic), broker.bootstrap)
@@ -256,6 +257,7 @@ def test_a_store_whose_rule_changed_is_refused_with_what_differs(spark, lake):
         Merge(spark, changed, changed.stores["total"]).round()
 
 
+@pytest.mark.slow
 def test_kafka_away_at_the_start_and_in_the_middle(spark, java, lake, tmp_path):
     from demo.broker import Broker
 

@@ -52,6 +52,7 @@ def state(spark, config, store):
     return {r["key"]: r["value"] for r in rows(spark, f"{config.root}/state/{store}")}
 
 
+@pytest.mark.slow
 def test_json_lines_once_a_file(spark, lake, tmp_path):
     config = lake(CONFIG)
     lines = [{"key": "a", "n": i, "ts": iso(T0)} for i in range(5)]
@@ -79,6 +80,7 @@ def test_json_lines_once_a_file(spark, lake, tmp_path):
     assert not {(p, o) for _, p, o in coordinates} & set(refused)
 
 
+@pytest.mark.slow
 def test_csv_and_parquet_rows_are_what_a_producer_would_have_sent(spark, lake, tmp_path):
     config = lake(CONFIG)
     (tmp_path / "old.csv").write_text(

@@ -36,6 +36,7 @@ def files(config, name):
     return len(DeltaTable(str(path)).file_uris()), len(list(path.glob("*.parquet")))
 
 
+@pytest.mark.slow
 def test_fewer_files_and_the_same_rows_while_jobs_go_on(spark, lake):
     config, known = written(lake), []
     ingest, dice = Ingest(spark, config, config.streams["s"]), random.Random()

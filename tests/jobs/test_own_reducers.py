@@ -89,6 +89,7 @@ def test_what_is_not_a_reducer_is_refused_with_its_line(lake):
         config_of(lake, "n", "{value: max(value)}", "{value: a.value}", "value")
 
 
+@pytest.mark.slow
 def test_check_refuses_one_that_breaks_the_law(spark, lake, tmp_path, capsys):
     config_of(lake, *BREAK["minus"])
     assert main(["check", "-c", str(tmp_path / "statehouse.yaml")]) == 2
@@ -103,6 +104,7 @@ def test_the_jobs_refuse_one_that_breaks_the_law_too(spark, lake):
         Merge(spark, config, config.stores["mine"]).round()
 
 
+@pytest.mark.slow
 def test_a_mean_over_a_late_reset_in_two_batches(spark, lake):
     config = config_of(lake, *KEEP["mean"])
     ingest, merge = Ingest(spark, config, config.streams["s"]), Merge(spark, config, config.stores["mine"])

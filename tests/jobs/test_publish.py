@@ -89,6 +89,7 @@ def told(lake, broker, spark):
     return Published(spark, lake(CONFIG.format(topic=topic), broker.bootstrap), broker.bootstrap)
 
 
+@pytest.mark.slow
 def test_the_topic_has_what_the_state_has_and_a_message_only_where_a_value_changed(told):
     before = {store: {} for store in ("votes", "hours", "pairs")}
     for seed in (random.randrange(10**6), 2, 3):
@@ -110,6 +111,7 @@ def test_the_topic_has_what_the_state_has_and_a_message_only_where_a_value_chang
             assert told.round(store) is None
 
 
+@pytest.mark.slow
 def test_after_a_crash_a_lost_position_or_a_lost_feed_the_topic_is_right(told, monkeypatch):
     told.more(5)
     told.merge("total")
@@ -139,6 +141,7 @@ def test_after_a_crash_a_lost_position_or_a_lost_feed_the_topic_is_right(told, m
     assert told.checked("total")
 
 
+@pytest.mark.slow
 def test_a_state_that_was_recovered_under_another_rule_is_told(told, tmp_path):
     told.more(9)
     told.merge("votes")

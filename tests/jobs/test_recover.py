@@ -217,6 +217,7 @@ def test_a_store_that_was_down_for_longer_than_versions_folds_to_the_same(spark,
         assert state(spark, config, store) == right(events + new, store)
 
 
+@pytest.mark.slow
 def test_a_late_event_older_than_an_expired_tombstone_counts_until_the_next_recovery(spark, lake):
     config, stores = written(lake), ("total", "hours")
     more(spark, config, [record("t", 0, 0, T0, "k", None), record("t", 0, 1, T0, "l", None)], *stores)
@@ -234,6 +235,7 @@ def test_a_late_event_older_than_an_expired_tombstone_counts_until_the_next_reco
     assert state(spark, config, "total") == {}, "the changelog knows better"
 
 
+@pytest.mark.slow
 def test_windows_are_kept_for_their_retention(spark, lake):
     text = CONFIG.format(where="", tombstones="7 days").replace("window: 1 hour", "window: 1 hour, retention: 10 days")
     config = lake(text)
@@ -254,6 +256,7 @@ def test_windows_are_kept_for_their_retention(spark, lake):
     assert state(spark, config, "hours") == {}
 
 
+@pytest.mark.slow
 def test_a_column_added_later_is_filled_from_the_payload_where_that_was_kept(spark, lake):
     text = """
 streams:

@@ -123,6 +123,7 @@ def routers(spark, config):
     return [Router(spark, config, route) for route in config.routes.values()]
 
 
+@pytest.mark.slow
 def test_every_event_is_sent_once_in_its_shape_whatever_the_batches(spark, broker, sold):
     config, sell, sales = sold
     for count in (40, 1, 20, 30):
@@ -151,6 +152,7 @@ def test_what_is_sent_again_after_a_crash_says_that_it_is(spark, broker, sold, m
     assert same(spark, config, broker.bootstrap, sales) == len(shipment) + len(codes) > 0
 
 
+@pytest.mark.slow
 def test_a_route_goes_on_where_the_log_has_forgotten_what_came(spark, broker, sold, monkeypatch):
     config, sell, sales = sold
     sell(20)
@@ -168,6 +170,7 @@ def test_a_route_goes_on_where_the_log_has_forgotten_what_came(spark, broker, so
     assert same(spark, config, broker.bootstrap, sales) == 0
 
 
+@pytest.mark.slow
 def test_one_that_fails_does_not_keep_the_others(spark, sold, monkeypatch):
     config, sell, sales = sold
     sell(10)

@@ -110,6 +110,7 @@ def alarms(lake, broker, spark):
     return Alarms(spark, lake(CONFIG.format(topic=topic), broker.bootstrap), broker.bootstrap, topic)
 
 
+@pytest.mark.slow
 def test_each_run_that_lasts_is_one_message_however_the_events_are_merged(alarms, monkeypatch):
     monkeypatch.setattr("jobs.spark.steps.PASS", random.choice([1, 10**6]))  # a deep tree, or a flat one
     alarms.tasks.round()
@@ -184,6 +185,7 @@ def devices(spark, lake, broker):
     return lambda rules=f"{{{{{DOWN}}}}}": Devices(spark, lake, broker, rules)
 
 
+@pytest.mark.slow
 def test_a_device_that_stays_down_for_five_minutes_is_told_once_and_one_that_came_back_for_a_second_is_not(devices):
     d = devices()
     d.say((0, "a", "down"), (0, "b", "down"), (0, "c", "up"))
@@ -200,6 +202,7 @@ def test_a_device_that_stays_down_for_five_minutes_is_told_once_and_one_that_cam
     assert table["down/a@0:0"]["ended"] == stamp(T0 + 9 * MINUTE)
 
 
+@pytest.mark.slow
 def test_a_crash_at_any_step_loses_nothing_and_what_is_sent_again_has_the_same_id(devices, monkeypatch):
     d = devices()
     d.say((0, "a", "down"), (1, "b", "down"))
@@ -223,6 +226,7 @@ def test_a_crash_at_any_step_loses_nothing_and_what_is_sent_again_has_the_same_i
     assert d.at(30) == 0
 
 
+@pytest.mark.slow
 def test_what_is_asked_for_is_sent_at_its_time_unless_the_value_changes_or_it_is_cancelled(devices):
     d = devices("{{topics: ['*-asked']}}")
 
@@ -316,6 +320,7 @@ def test_again_and_again_and_at_a_time_of_the_day(devices):
     assert d.at(day + 3 * 24 * 60 + 60) == 2 and d.table()["daily"]["due"] == dt.datetime(2023, 11, 19, 6, 30)
 
 
+@pytest.mark.slow
 def test_nothing_is_sent_before_the_states_know_what_was_in_the_topic_when_it_was_due(devices):
     d = devices()
     kafka.create_topic(d.config.kafka, d.topic)
@@ -354,6 +359,7 @@ def test_a_rule_that_is_changed_goes_on_with_what_waits_and_one_that_is_gone_sen
     assert (row["status"], row["reason"]) == ("cancelled", "there is no such rule any more")
 
 
+@pytest.mark.slow
 def test_a_lost_feed_or_a_recovered_state_keeps_what_waits_and_is_still_so(devices, monkeypatch, spark):
     d = devices()
     d.say((0, "a", "down"), (0, "b", "down"), (0, "c", "down"))
@@ -371,6 +377,7 @@ def test_a_lost_feed_or_a_recovered_state_keeps_what_waits_and_is_still_so(devic
     assert {r["key"] for r in d.table().values() if r["status"] == "cancelled"} == {"b", "c"}
 
 
+@pytest.mark.slow
 def test_a_message_that_its_topic_does_not_take_fails_and_keeps_no_other(devices):
     d = devices(
         "{{down: {{store: status, when: value = 'down', send: {{topic: {topic}-down, value: \"if(key = 'a', repeat('x', 2000), key)\"}}}}}}"

@@ -88,6 +88,7 @@ def milliseconds(text):
     return (dt.datetime.fromisoformat(text.removesuffix("Z")) - dt.datetime(1970, 1, 1)) // dt.timedelta(milliseconds=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unusable", [READABLE, UNUSABLE], ids=["read by Spark", "not read by Spark"])
 def test_a_records_own_time_of_any_year(house, unusable):
     house = house(**ANY_TIME)
@@ -142,6 +143,7 @@ def offsets_of(house):
     return found
 
 
+@pytest.mark.slow
 def test_a_compacted_topic_has_gaps(house):
     house = house(
         cleanup_policy="compact", segment_ms=100, min_cleanable_dirty_ratio=0.001, max_compaction_lag_ms=100,
@@ -165,6 +167,7 @@ def test_a_compacted_topic_has_gaps(house):
     assert status["events"] < status["offsets"]["0"], "offsets are no count"
 
 
+@pytest.mark.slow
 def test_partitions_that_are_added_while_both_run(house, broker):
     house = house()
     thread = threading.Thread(target=house.ingest.run)
