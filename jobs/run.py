@@ -215,11 +215,6 @@ def _record_merge(done: Round) -> None:
     )
 
 
-def pace(took: float, every: float) -> float:
-    """Seconds to wait after a round: ``every`` from start to start, and never merging more than a quarter of the time."""
-    return max(every - took, 3 * took)
-
-
 def run_merges(
     merges: list[Merge],
     attempts: Attempts,
@@ -242,8 +237,8 @@ def run_merges(
                 if not stopping.is_set():
                     keep(merge)
             maintained = time.monotonic()
-        # The first round is spent on compiling as much as on merging, and measures nothing.
-        pause = pace(took, every) if warm else every
+        # Half of the time is left to the others. The first round is spent on compiling as much as on merging, and measures nothing.
+        pause = max(IDLE, took) if warm else every
         warm = warm or worked > 0
         stopping.wait(pause if worked else IDLE)
 
