@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import uuid
@@ -97,6 +98,7 @@ def house_of(spark, broker, lake):
         one.close()
 
 
+T0 = 1_777_629_600_000
 LIST, PATTERN = "topics: [{both}]", "topics: '{prefix}\\..*'"
 
 
@@ -291,3 +293,50 @@ def test_where_no_topic_is_there_nothing_is_to_be_done(spark, broker, lake):
     ingest.run(once=True)
     status = stream_status(config, "s")
     assert (ingest.events, status["behind"]) == (1, 0) and "made again" in status["error"]
+
+
+TABLES = """
+streams:
+  s: {{topics: '{prefix}\\..*', format: debezium, schema: 'id BIGINT NOT NULL, n BIGINT'}}
+stores:
+  rows: {{stream: s, key: ["_source.table AS name", id], value: n, reduce: latest}}
+  last: {{stream: s, key: id, value: n, reduce: latest}}
+"""
+
+
+@pytest.mark.slow
+def test_tables_of_a_database_are_one_stream(spark, broker, lake):
+    """A delete is of its own table's row, and the tombstone after it of nobody's."""
+    prefix = f"tables-{uuid.uuid4()}"
+    for name in "ab":
+        create(broker.bootstrap, f"{prefix}.{name}", 1)
+    config = lake(TABLES.format(prefix=prefix), broker.bootstrap)
+    ingest = Ingest(spark, config, config.streams["s"])
+    merges = [Merge(spark, config, store) for store in config.stores.values()]
+
+    def once():
+        query = ingest.start(once=True)
+        query.awaitTermination()
+        assert query.exception() is None
+        for merge in merges:
+            merge.round()
+
+    def shown(freshness):
+        asked = {store: client.get(f"/stores/{store}/keys?freshness={freshness}").get_json() for store in config.stores}
+        found = {(row["name"], row["id"]): row["value"] for row in asked["rows"]["rows"]}
+        return found, {row["key"]: row["value"] for row in asked["last"]["rows"]}
+
+    once()
+    client = create_app(config).test_client()
+    changes = [("a", "c", 1, 10), ("b", "c", 1, 20), ("a", "d", 1, 10), ("b", "u", 1, 21), ("a", "c", 2, 30)]
+    for lsn, (name, op, id, n) in enumerate(changes, 100):
+        row, source = {"id": id, "n": n}, {"connector": "postgresql", "lsn": lsn, "ts_ms": T0 + lsn, "table": name}
+        change = {"op": op, "before": row if op == "d" else None, "after": None if op == "d" else row, "source": source}
+        sent = [(json.dumps({"id": id}), value, None, 0) for value in ([change, None] if op == "d" else [change])]
+        produce(broker.bootstrap, f"{prefix}.{name}", sent)
+    right = {("b", 1): 21, ("a", 2): 30}, {1: 21, 2: 30}
+    eventually(lambda: shown("live") == right, 60)
+    once()
+    eventually(lambda: shown("changelog") == right, 60)
+    assert shown("live") == right and not rows(spark, ingest.quarantine)
+    client.application.extensions["statehouse"].replica.stop()
