@@ -125,6 +125,9 @@ def test_both_halves_show_what_all_topics_hold(house_of, example):
             assert house.right("live") and house.histories() == (house.places, {False})
     house.once()
     assert house.merged() == dict(house.sent) and house.behind()[0] == 0
+    key, places = next(iter(house.places.items()))
+    page = house.client.get(f"/stores/total/keys/{key}", headers={"Accept": "text/html"}).text
+    assert all(f"{topic}, partition {partition}, offset" in page for topic, partition, _ in places)
     log = rows(house.spark, house.ingest.changelog)
     numbers = {(row["_topic"], row["_topic_partition"]): row["_partition"] for row in log}
     assert len(log) == len({(row["_partition"], row["_offset"]) for row in log}) and len(set(numbers.values())) == len(
