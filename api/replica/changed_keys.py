@@ -95,8 +95,8 @@ def expired(old: Snapshot, new: Snapshot) -> list[Key]:
     if rule is None or not rule.store.retention or old.epoch != new.epoch or "window_start" not in old.columns:
         return []
     assert rule.store.windows
-    kept = dt.timedelta(microseconds=rule.store.windows[0], milliseconds=milliseconds(rule.store.retention))
-    over = dt.datetime.now(dt.timezone.utc).replace(tzinfo=None) - kept
+    lifetime = dt.timedelta(microseconds=rule.store.windows[0], milliseconds=milliseconds(rule.store.retention))
+    over = dt.datetime.now(dt.timezone.utc).replace(tzinfo=None) - lifetime
     places = pc.indices_nonzero(pc.less(old.columns["window_start"], pa.scalar(over, old.columns["window_start"].type)))
     windows = [old.key_at(place) for place in places.to_pylist()]
     windows += [key for key, ref in old.overlay.refs.items() if ref.row != ABSENT and key[-1] < over]

@@ -36,6 +36,8 @@ stores:
 class Houses(House):
     """The same of several topics, ``{prefix}.a`` with two partitions and ``{prefix}.b`` with one; further ones come as they are sent to."""
 
+    text = CONFIG
+
     def __init__(self, spark, broker, lake, topics):
         self.spark, self.bootstrap, self.prefix = spark, broker.bootstrap, f"house-{uuid.uuid4()}"
         self.lake, self.sent, self.lasts, self.places = lake, Counter(), {}, {}
@@ -49,7 +51,7 @@ class Houses(House):
         """Other settings in the file, as after a restart of the jobs."""
         named = [self.topic(name) for name in "ab"]
         text = topics.format(prefix=self.prefix, both=", ".join(named), a=named[0], b=named[1])
-        self.config = self.lake(CONFIG.format(topics=text), self.bootstrap)
+        self.config = self.lake(self.text.format(topics=text), self.bootstrap)
         self.stream = self.config.streams["s"]
         self.ingest = Ingest(self.spark, self.config, self.stream)
         self.merges = [Merge(self.spark, self.config, store) for store in self.config.stores.values()]
@@ -89,8 +91,8 @@ class Houses(House):
 def house_of(spark, broker, lake):
     made = []
 
-    def house(topics):
-        made.append(Houses(spark, broker, lake, topics))
+    def house(topics, kind=Houses):
+        made.append(kind(spark, broker, lake, topics))
         return made[-1]
 
     yield house
@@ -298,48 +300,41 @@ def test_where_no_topic_is_there_nothing_is_to_be_done(spark, broker, lake):
     assert (ingest.events, status["behind"]) == (1, 0) and "made again" in status["error"]
 
 
-TABLES = """
+class Tables(Houses):
+    """The tables of a database, each with a topic of changes by Debezium."""
+
+    text = """
 streams:
-  s: {{topics: '{prefix}\\..*', format: debezium, schema: 'id BIGINT NOT NULL, n BIGINT'}}
+  s: {{{topics}, format: debezium, schema: 'id BIGINT NOT NULL, n BIGINT'}}
 stores:
   rows: {{stream: s, key: ["_source.table AS name", id], value: n, reduce: latest}}
   last: {{stream: s, key: id, value: n, reduce: latest}}
 """
 
-
-@pytest.mark.slow
-def test_tables_of_a_database_are_one_stream(spark, broker, lake):
-    """A delete is of its own table's row, and the tombstone after it of nobody's."""
-    prefix = f"tables-{uuid.uuid4()}"
-    for name in "ab":
-        create(broker.bootstrap, f"{prefix}.{name}", 1)
-    config = lake(TABLES.format(prefix=prefix), broker.bootstrap)
-    ingest = Ingest(spark, config, config.streams["s"])
-    merges = [Merge(spark, config, store) for store in config.stores.values()]
-
-    def once():
-        query = ingest.start(once=True)
-        query.awaitTermination()
-        assert query.exception() is None
-        for merge in merges:
-            merge.round()
-
-    def shown(freshness):
-        asked = {store: client.get(f"/stores/{store}/keys?freshness={freshness}").get_json() for store in config.stores}
-        found = {(row["name"], row["id"]): row["value"] for row in asked["rows"]["rows"]}
-        return found, {row["key"]: row["value"] for row in asked["last"]["rows"]}
-
-    once()
-    client = create_app(config).test_client()
-    changes = [("a", "c", 1, 10), ("b", "c", 1, 20), ("a", "d", 1, 10), ("b", "u", 1, 21), ("a", "c", 2, 30)]
-    for lsn, (name, op, id, n) in enumerate(changes, 100):
-        row, source = {"id": id, "n": n}, {"connector": "postgresql", "lsn": lsn, "ts_ms": T0 + lsn, "table": name}
+    def change(self, lsn, table, op, id, n):
+        """A change as Debezium sends it; after a delete a tombstone."""
+        row, source = {"id": id, "n": n}, {"connector": "postgresql", "lsn": lsn, "ts_ms": T0 + lsn, "table": table}
         change = {"op": op, "before": row if op == "d" else None, "after": None if op == "d" else row, "source": source}
         sent = [(json.dumps({"id": id}), value, None, 0) for value in ([change, None] if op == "d" else [change])]
-        produce(broker.bootstrap, f"{prefix}.{name}", sent)
+        produce(self.bootstrap, self.topic(table), sent)
+
+    def values(self, freshness):
+        """What the API shows: of each table's row, and of each id."""
+        asked = [self.client.get(f"/stores/{name}/keys?freshness={freshness}").get_json() for name in ("rows", "last")]
+        by_table, by_id = (answer["rows"] for answer in asked)
+        return {(row["name"], row["id"]): row["value"] for row in by_table}, {row["key"]: row["value"] for row in by_id}
+
+
+@pytest.mark.slow
+def test_tables_of_a_database_are_one_stream(house_of):
+    """A delete is of its own table's row, and the tombstone after it of nobody's."""
+    house = house_of(PATTERN, Tables)
+    house.once()  # which numbers the partitions
+    changes = [("a", "c", 1, 10), ("b", "c", 1, 20), ("a", "d", 1, 10), ("b", "u", 1, 21), ("a", "c", 2, 30)]
+    for lsn, change in enumerate(changes, 100):
+        house.change(lsn, *change)
     right = {("b", 1): 21, ("a", 2): 30}, {1: 21, 2: 30}
-    eventually(lambda: shown("live") == right, 60)
-    once()
-    eventually(lambda: shown("changelog") == right, 60)
-    assert shown("live") == right and not rows(spark, ingest.quarantine)
-    client.application.extensions["statehouse"].replica.stop()
+    eventually(lambda: house.values("live") == right, 60)
+    house.once()
+    eventually(lambda: house.values("changelog") == right, 60)
+    assert house.values("live") == right and not rows(house.spark, house.ingest.quarantine)
