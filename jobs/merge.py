@@ -16,8 +16,8 @@ Before the first step a round makes the tables that are missing, and ends a swap
 ``tests/jobs/test_recover.py`` interrupts it between any two steps.
 
 The last step costs what the rows do: the old ones are marked as deleted where step 1 has found them, the new ones appended
-(:mod:`jobs.spark.vectors`). A table without deletion vectors, or one that is small, has a MERGE, which writes the files anew that have a row
-of them.
+(:mod:`jobs.spark.vectors`). A small table is written anew. One without deletion vectors, with buckets or with a feed has a MERGE, which
+writes the files anew that have a row of them.
 
 A store without a position reads the whole changelog, by the same steps, and appends instead of merging: a backfill is a
 long first round.
@@ -28,19 +28,20 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
 
 from delta.tables import DeltaTable
+from deltalake import DeltaTable as DeltaLog
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from jobs.law import keep_the_law
-from jobs.spark import change_feed, databricks, vectors
+from jobs.spark import change_feed, databricks, small, vectors
 from jobs.spark.expressions import rule_of
 from jobs.spark.guard import Guard
-from jobs.spark.session import new_session, sql
+from jobs.spark.session import new_session, observed, sql
+from jobs.spark.slices import Slices
 from jobs.spark.tables import create_store, finish_swap
 from statehouse.config.models import Config, Store
 from statehouse.errors import FeedLost, StatehouseError
@@ -55,10 +56,11 @@ from statehouse.tables import (
     metadata,
     opened,
     position,
+    row_count,
     table,
 )
 
-COUNTS, FOLDED = "counts", "folded"
+COUNTS, FOLDED, TOTALS = "counts", "folded", "totals"
 ROWS = {  # of a round, counted
     "keys": "count(*)",
     "absent": "count_if(NOT _present)",
@@ -67,8 +69,8 @@ ROWS = {  # of a round, counted
     "updated": "count_if(_present AND _here)",
     "deleted": "count_if(NOT _present AND _here)",
 }
-# Bytes of a state whose files are as soon written anew as marked: some 200,000 keys. Who reads it has few files then.
-SMALL = 8 << 20
+NO_ROWS = {"Inserted": 0, "Updated": 0, "Deleted": 0}
+BACKFILL = 64 << 20  # bytes of a changelog that are folded by all cores and in all of the memory there is
 FEW = 300_000  # keys that are sent to where the state is read, and not the state to where they are
 
 
@@ -85,21 +87,37 @@ class Round:
 
 
 class Merge:
-    """One store's merge; into ``folder`` instead of the live tables, where one is given (see :mod:`jobs.recover`)."""
+    """One store's merge; into ``folder`` instead of the live tables, where one is given (see :mod:`jobs.recover`). Merges that share
+    ``slices`` read what is new once."""
 
-    def __init__(self, spark: SparkSession, config: Config, store: Store, folder: str | None = None) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        config: Config,
+        store: Store,
+        folder: str | None = None,
+        slices: Slices | None = None,
+    ) -> None:
         self.spark = new_session(spark)
         if not databricks.here():  # a MERGE is where nothing is marked
             self.spark.conf.set("spark.databricks.delta.merge.deletionVectors.persistent", "false")
         self.config, self.store = config, store
+        self.slices = slices or Slices(self.spark, config)
         self.rule = rule_of(self.spark, config, store)
         self.changelog = table(config, "changelog", store.stream)
         self.state = f"{folder}/state" if folder else table(config, "state", store.name)
         self.tombstones = f"{folder}/tombstones" if folder else table(config, "tombstones", store.name)
         self.drafting = folder is not None
         self.guard = Guard(f"store {store.name}")
-        self.version = -1  # of the state that the round's rows were made from
+        self.delta: DeltaLog | None = None  # the state as the round found it: whoever commits meanwhile is found out
         self.checked = False  # that the tables are there and of this rule
+
+    def is_backfill(self) -> bool:
+        """Whether the next round folds all of a changelog that is not small."""
+        with suppress(Exception):  # the round says what is wrong
+            log = opened(self.changelog) if position(self.state) is None else None
+            return log is not None and byte_count(log) > BACKFILL
+        return False
 
     def round(self, upto: int | None = None) -> Round | None:
         """Fold what is new, if anything is: one commit of the state table. None when there is nothing new.
@@ -111,62 +129,68 @@ class Merge:
         return self.guard.run(self.spark, lambda: self._round(upto))
 
     def _round(self, upto: int | None) -> Round | None:
-        log = opened(self.changelog)
-        if log is None:
+        head = self.slices.head(self.changelog) if upto is None else upto
+        if head is None:
             return None
-        start, head = position(self.state), log.version() if upto is None else upto
+        self.delta = opened(self.state)
+        start = folded(self.delta) if self.delta else None
         if start is None or not self.checked:  # not at every poll: it opens three logs
             if not self.drafting:
                 finish_swap(self.spark, self.config, self.store.name)
-            if opened(self.state) is None and self.rule.store.reducer.written:
+            if self.delta is None and self.rule.store.reducer.written:
                 keep_the_law(self.spark, self.rule)
             create_store(self.spark, self.config, self.rule, self.state, self.tombstones)
-            self.checked = True
+            self.checked, self.delta = True, opened(self.state)
         if start == head or head == 0:  # version 0 is the empty table
             return None
         began = time.monotonic()
         events, counted = self._read(start, head)
-        folded_rows, observed = self._rows(events, bool(counted and counted["resets"]), start is None)
-        # A checkpoint and not a cache: the plan behind it is long, and would be planned again by each step that follows.
-        rows = folded_rows.localCheckpoint()
-        counted = counted or self._observed_counts(observed) or self._count_events(events)
+        folded_rows, source = self._rows(events, bool(counted and counted["resets"]), start is None)
+        rows, totals, watched = self._keep(folded_rows)
+        counted = counted or self._observed_counts(source or watched) or self._count_events(events)
         previous = metadata(self.state, "unkeyed") or {}
         counts = {name: previous.get(name, 0) + counted[name] for name in ("unkeyed", "late")}
-        if not counted["events"]:  # only the position moves
-            self._append(self.spark.read.format("delta").load(self.state).limit(0), head, counts)
+        if not counted["events"]:
+            self._move(head, counts)
             return Round(self.store.name, start, head, 0, 0, time.monotonic() - began)
-        totals = self._count_rows(rows)
         if totals["torn"]:
-            rows = self._fold_torn_anew(rows, head).localCheckpoint()
-            totals = self._count_rows(rows)
+            rows, totals, _ = self._keep(self._fold_torn_anew(rows, head))
         if totals["absent"]:
             self._remember(rows, head)
         if start is None:
             self._append(self._lay_out(rows.where("_present")), head, counts)
         elif not vectors.PLACE.keys().isdisjoint(rows.columns):
             self._replace(rows, totals, head, counts)
+        elif self._is_rewritten():
+            self._rewrite(rows, totals, head, counts)
         else:
             self._merge(rows, head, counts)
         return Round(self.store.name, start, head, counted["events"], totals["keys"], time.monotonic() - began)
 
-    def _count_rows(self, rows: DataFrame) -> dict[str, int]:
-        return rows.selectExpr(*(f"{expression} AS {name}" for name, expression in ROWS.items())).collect()[0].asDict()
+    def _keep(self, rows: DataFrame) -> tuple[DataFrame, dict[str, int], DataFrame]:
+        """Compute rows once, and count them as :data:`ROWS` says; also the frame that was computed, which tells what was observed. A
+        checkpoint and not a cache: the plan behind it is long, and would be planned again by each step that follows."""
+        watched = rows.observe(TOTALS, *(F.expr(expression).alias(name) for name, expression in ROWS.items()))
+        kept, metrics = watched.localCheckpoint(), observed(watched, TOTALS)
+        return kept, {name: metrics.getAs(name) if metrics else 0 for name in ROWS}, watched
 
     def _read(self, start: int | None, head: int) -> tuple[DataFrame, dict[str, int] | None]:
         """The store's events in (start, head] of the changelog, and their counts; or None, where none of them is a set or a
         purge: then they are read once, and counted by the way."""
         try:
-            slice_ = self._events(start, head)
-            events = sql(self.spark, f"SELECT * FROM {self.rule.events('log', self.guard.text)}", log=slice_)
-            if slice_.where("_op <> 'report'").isEmpty():
-                return events.observe(COUNTS, *self._counts()), None
-            return events, self._count_events(events)
+            if start is None:
+                slice_ = self._events(None, head)
+                only_reports = slice_.where("_op <> 'report'").isEmpty()
+            else:
+                slice_, only_reports = self.slices.read(self.spark, self.config.streams[self.store.stream], start, head)
         except Exception as error:
             if change_feed.is_gone(error):
                 raise FeedLost(
                     f"store {self.store.name}: {self.changelog} no longer has what came between its versions {start} and {head}"
                 ) from error
             raise
+        events = sql(self.spark, f"SELECT * FROM {self.rule.events('log', self.guard.text)}", log=slice_)
+        return (events.observe(COUNTS, *self._counts()), None) if only_reports else (events, self._count_events(events))
 
     def _events(self, start: int | None, head: int) -> DataFrame:
         return change_feed.events(self.spark, self.config, self.config.streams[self.store.stream], start, head)
@@ -178,42 +202,40 @@ class Merge:
         return events.select(*self._counts()).collect()[0].asDict()
 
     def _observed_counts(self, rows: DataFrame) -> dict[str, int] | None:
-        """The counts of the events that some rows were made of, as observed while they were computed. (A lost executor may have counted
-        some twice.) None where there are no rows: Spark leaves that part out of the plan."""
-        metrics = _metrics(rows, COUNTS)
+        """The counts of the events that some rows were made of, as observed while they were computed; None where there are no rows."""
+        metrics = observed(rows, COUNTS)
         return {name: metrics.getAs(name) for name in self.rule.counts} if metrics else None
 
-    def _rows(self, events: DataFrame, resets: bool, first: bool) -> tuple[DataFrame, DataFrame]:
-        """The new rows of the events' keys (a ``first`` round has all events, and reads no state); and the frame whose plan reads the
-        events once, of which :data:`COUNTS` are observed: these rows, or the folded ones."""
-        rule, load = self.rule, self.spark.read.format("delta").load
+    def _rows(self, events: DataFrame, resets: bool, first: bool) -> tuple[DataFrame, DataFrame | None]:
+        """The new rows of the events' keys (a ``first`` round has all events, and reads no state); and the folded ones where these were
+        computed before, and not with the rows: of what reads the events :data:`COUNTS` are observed."""
+        rule = self.rule
         placed = sql(self.spark, rule.placed("events"), events=events)
-        folded_, observed = sql(self.spark, rule.fold("placed", resets), placed=placed), None
-        delta = opened(self.state)
+        folded_, source = sql(self.spark, rule.fold("placed", resets), placed=placed), None
+        delta = self.delta
         assert delta
-        self.version = delta.version()  # before the state is read: whoever commits in between is found out
-        state = load(self.state)
+        state = self._read_state()
         partitioned = buckets(delta) and not first
-        marking = not first and vectors.is_enabled(delta) and byte_count(delta) >= SMALL
+        marking = not first and vectors.is_enabled(delta) and byte_count(delta) >= small.SMALL
         # Looked up besides is where its keys are, which buckets, and the purges in it.
         if marking or partitioned or (rule.store.windows and resets):
-            observed = folded_.observe(FOLDED, F.count(F.lit(1)).alias("keys"))
-            folded_ = observed.localCheckpoint()
+            source = folded_.observe(FOLDED, F.count(F.lit(1)).alias("keys"))
+            folded_ = source.localCheckpoint()
         if partitioned:
             state = state.where(self._in_touched_buckets(folded_))
         if marking:
-            metrics = _metrics(observed or folded_, FOLDED)
+            metrics = observed(source or folded_, FOLDED)
             state = self._of_keys(
                 vectors.with_place(state), folded_, metrics is not None and metrics.getAs("keys") > FEW
             )
         views = {"folded": folded_, "state": state}
         tombstones = None
         if not first and (purges := opened(self.tombstones)) and purges.version() > 0:  # there has been one
-            tombstones, views["tombstones"] = "tombstones", load(self.tombstones)
+            tombstones, views["tombstones"] = "tombstones", small.read(self.spark, self.tombstones)
         spread = rule.spread("folded", "state" if resets and not first else None, tombstones)
         carried = tuple(vectors.PLACE) if marking else ()
         new_rows = sql(self.spark, rule.combine(spread, "state", tombstones, again=first, of_state=carried), **views)
-        return new_rows, observed or new_rows
+        return new_rows, source
 
     def _of_keys(self, state: DataFrame, rows: DataFrame, many: bool) -> DataFrame:
         """The state's rows of some keys, whatever their windows."""
@@ -222,7 +244,7 @@ class Merge:
         return state.join(wanted if many else F.broadcast(wanted), keys, "semi")
 
     def _bucket(self) -> str:
-        return f"{self.rule.bucket(buckets(opened(self.state)) or 1)} AS {BUCKET}"
+        return f"{self.rule.bucket(buckets(self.delta) or 1)} AS {BUCKET}"
 
     def _in_touched_buckets(self, rows: DataFrame) -> str:
         """SQL: whether a row of the state is in a bucket of some rows. Literals, so that no other one is read, or written."""
@@ -232,7 +254,7 @@ class Merge:
     def _lay_out(self, rows: DataFrame) -> DataFrame:
         """Rows with the columns of the state's table; where that has buckets, with the rows of each bucket in one partition."""
         columns = [*map(quoted, self.rule.state_columns)]
-        if not buckets(opened(self.state)):
+        if not buckets(self.delta):
             return rows.select(*columns)
         return rows.selectExpr(*columns, self._bucket()).repartition(BUCKET)
 
@@ -244,10 +266,7 @@ class Merge:
         log = sql(self.spark, rule.project("log", self.guard.text), log=self._events(None, head))
         whole = log.join(torn, list(rule.key_columns), "semi")  # a purge of a key has no window
         folded_ = sql(self.spark, rule.fold("events"), events=whole)
-        state, carried = (
-            self.spark.read.format("delta").load(self.state),
-            [c for c in rows.columns if c in vectors.PLACE],
-        )
+        state, carried = self._read_state(), [c for c in rows.columns if c in vectors.PLACE]
         if carried:
             state = vectors.with_place(state)
         # Of a torn window nothing may be left: the state's own windows tell that there is one to be absent.
@@ -265,7 +284,7 @@ class Merge:
         changed, condition = rows.where("_present OR _here"), self.rule.matching("s", "n")
         columns = {c: f"n.{quoted(c)}" for c in self.rule.state_columns}
         inserted = columns
-        if buckets(opened(self.state)):
+        if buckets(self.delta):
             condition += f" AND s.{BUCKET} = n.{BUCKET} AND s.{self._in_touched_buckets(changed)}"
             changed = changed.selectExpr("*", self._bucket())
             inserted = {**columns, BUCKET: f"n.{BUCKET}"}
@@ -281,22 +300,51 @@ class Merge:
             )
 
     def _replace(self, rows: DataFrame, totals: dict[str, int], head: int, counts: dict[str, int]) -> None:
-        delta = opened(self.state)
-        assert delta
+        assert self.delta
         with self.committing(head, counts):
             vectors.replace_rows(
                 self.spark,
                 self.state,
-                self.version,
+                self.delta.version(),
                 rows.where("_here").select(*vectors.PLACE) if totals["updated"] or totals["deleted"] else None,
                 self._lay_out(rows.where("_present")),
-                (application(generation(delta)), head),
+                (application(generation(self.delta)), head),
                 {"Inserted": totals["inserted"], "Updated": totals["updated"], "Deleted": totals["deleted"]},
             )
+
+    def _is_rewritten(self) -> bool:
+        assert self.delta
+        return not databricks.here() and vectors.is_rewritten(self.delta)
+
+    def _read_state(self) -> DataFrame:
+        """The state as the round found it."""
+        assert self.delta
+        return small.read(self.spark, self.state, self.delta)
+
+    def _rewrite(self, rows: DataFrame, totals: dict[str, int], head: int, counts: dict[str, int]) -> None:
+        assert self.delta
+        keys = [*self.rule.keys]
+        kept = self._read_state().join(F.broadcast(rows.select(*map(quoted, keys))), keys, "left_anti")
+        whole = self._lay_out(kept).unionByName(self._lay_out(rows.where("_present"))).coalesce(1)
+        changed = {"Inserted": totals["inserted"], "Updated": totals["updated"], "Deleted": totals["deleted"]}
+        copied = row_count(self.delta) - totals["updated"] - totals["deleted"]
+        with self.committing(head, counts):
+            txn = application(generation(self.delta)), head
+            vectors.replace_all(self.spark, self.state, self.delta, whole, txn, {**changed, "Copied": copied})
 
     def _append(self, rows: DataFrame, head: int, counts: dict[str, int]) -> None:
         with self.committing(head, counts):
             rows.write.format("delta").mode("append").save(self.state)
+
+    def _move(self, head: int, counts: dict[str, int]) -> None:
+        """Only the position moves."""
+        if databricks.here():
+            self._append(self.spark.read.format("delta").load(self.state).limit(0), head, counts)
+            return
+        assert self.delta
+        with self.committing(head, counts):
+            txn = application(generation(self.delta)), head
+            vectors.replace_rows(self.spark, self.state, self.delta.version(), None, None, txn, NO_ROWS)
 
     @contextmanager
     def committing(self, head: int, counts: dict[str, int], raised: int = 0) -> Iterator[None]:
@@ -337,10 +385,3 @@ class Merge:
         delta = opened(path)
         if delta and delta.version() > 0:
             DeltaTable.forPath(self.spark, path).delete(condition)
-
-
-def _metrics(rows: DataFrame, name: str) -> Any:
-    """The row of metrics that was observed under a name while the plan of some rows ran; None where the plan has no such part."""
-    # Not by an Observation: that waits for a listener, and for good where the plan is of SQL.
-    row = rows._jdf.queryExecution().observedMetrics().get(name)
-    return row.get() if row.isDefined() else None

@@ -10,9 +10,11 @@ A stream, store or route that fails is tried again by itself (:mod:`jobs.attempt
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from jobs.publish import Publisher
 from jobs.recover import begin_fold, recover
 from jobs.spark.kafka_sink import Sender, Sent
 from jobs.spark.session import lock, session, uncompiled
+from jobs.spark.slices import Slices
 from jobs.store_route import router
 from jobs.tasks.job import Tasks
 from statehouse.config.models import Config, Stream
@@ -38,6 +41,7 @@ from statehouse.progress import SILENT, Progress
 log = logging.getLogger("statehouse")
 PARTS = ("ingest", "merge", "route", "publish", "tasks", "maintain")
 IDLE = 0.2  # seconds between two looks for something new
+LONGEST_PAUSE = 10.0  # seconds between two rounds of merges
 
 
 class Jobs:
@@ -88,7 +92,8 @@ class Jobs:
             self._maintain(once)
             return
         attempts = {part: Attempts(self.config, part) for part in self.parts if part != "maintain"}
-        merges = [Merge(self.spark, self.config, s) for s in self.config.stores.values() if "merge" in self.parts]
+        slices, stores = Slices(self.spark, self.config, self.config.merge_every / 1000), self.config.stores.values()
+        merges = [Merge(self.spark, self.config, s, slices=slices) for s in stores if "merge" in self.parts]
         senders = self._senders(0 if once else self.config.merge_every / 1000)
         self.at_work = True
         if self.stopping.is_set():
@@ -130,19 +135,19 @@ class Jobs:
 
     def _run_once(self, attempts: dict[str, Attempts], merges: list[Merge], senders: dict[str, list[Sender]]) -> None:
         """Each part in turn, and of each part all that it has; raises what failed, after the others."""
-        for stream in self.config.streams.values() if "ingest" in self.parts else ():
-            if not self.stopping.is_set():
-                tried = attempts["ingest"]
-                tried.run(stream.name, lambda s=stream, t=tried: self._ingest(t, s, once=True))  # type: ignore[misc]
+        if "ingest" in self.parts:
+            with side_by_side() as threads:
+                list(threads.map(lambda s: self._ingest_once(attempts["ingest"], s), self.config.streams.values()))
         idle = Idle(self.config, self.parts)
         ingested = idle.changelogs()
         if merges:
-            catch_up(merges, attempts["merge"], self.stopping, self.progress)
+            with side_by_side() as threads:
+                catch_up(merges, attempts["merge"], self.stopping, self.progress, threads)
             for merge in merges:
                 if merge.store.name not in attempts["merge"].errors:
                     attempts["merge"].run(merge.store.name, merge.expire)
-        for part, group in senders.items():
-            send_on(group, attempts[part], self.stopping)
+        with side_by_side() as threads:
+            list(threads.map(lambda part: send_on(senders[part], attempts[part], self.stopping), senders))
         if errors := [error for tried in attempts.values() for error in tried.errors.values()]:
             failed = [f"{part} {name}" for part, tried in attempts.items() for name in tried.errors]
             kind = ConfigError if any(isinstance(error, ConfigError) for error in errors) else StatehouseError
@@ -153,6 +158,10 @@ class Jobs:
 
     def _worker(self, name: str, work: Callable[..., None], *given: Any) -> threading.Thread:
         return threading.Thread(target=self._guard, args=(work, *given), name=name)
+
+    def _ingest_once(self, attempts: Attempts, stream: Stream) -> None:
+        if not self.stopping.is_set():
+            attempts.run(stream.name, lambda: self._ingest(attempts, stream, once=True))
 
     def _ingest(self, attempts: Attempts, stream: Stream, once: bool = False) -> None:
         """Ingest a stream until it is stopped, or what there is now."""
@@ -201,6 +210,11 @@ class Jobs:
             self.stop()
 
 
+def side_by_side() -> Executor:
+    """Threads for what is one by one: a plan is made by one thread, and with few events takes longer than what it does."""
+    return ThreadPoolExecutor(os.cpu_count())
+
+
 def _record_merge(done: Round) -> None:
     metrics.MERGED.labels(done.store).inc(done.events)
     metrics.MERGE_SECONDS.labels(done.store).observe(done.seconds)
@@ -228,34 +242,49 @@ def run_merges(
     every = config.merge_every / 1000
     warm, maintained = False, time.monotonic()
     stopping.wait(every)  # the first batches are on their way: one round for them, not one for nothing
-    while not stopping.is_set():
-        began = time.monotonic()
-        worked = catch_up(merges, attempts, stopping, progress)
-        took = time.monotonic() - began  # the upkeep is not the merge's time
-        if time.monotonic() - maintained > config.maintain_every / 1000:
-            for merge in merges:
-                if not stopping.is_set():
-                    keep(merge)
-            maintained = time.monotonic()
-        # Half of the time is left to the others. The first round is spent on compiling as much as on merging, and measures nothing.
-        pause = max(IDLE, took) if warm else every
-        warm = warm or worked > 0
-        stopping.wait(pause if worked else IDLE)
+    with side_by_side() as threads:  # the same in all rounds: each has a thread of the JVM's
+        while not stopping.is_set():
+            began = time.monotonic()
+            worked = catch_up(merges, attempts, stopping, progress, threads)
+            took = time.monotonic() - began  # the upkeep is not the merge's time
+            if time.monotonic() - maintained > config.maintain_every / 1000:
+                for merge in merges:
+                    if not stopping.is_set():
+                        keep(merge)
+                maintained = time.monotonic()
+            # Half of the time is left to the others; but a table waits for a round and a pause, and with many stores a round is long. The first
+            # one is spent on compiling as much as on merging, and measures nothing.
+            pause = min(max(IDLE, took), LONGEST_PAUSE) if warm else every
+            warm = warm or worked > 0
+            stopping.wait(pause if worked else IDLE)
 
 
 def catch_up(
-    merges: Sequence[Merge], attempts: Attempts, stopping: threading.Event, progress: Progress = SILENT
+    merges: Sequence[Merge],
+    attempts: Attempts,
+    stopping: threading.Event,
+    progress: Progress = SILENT,
+    threads: Executor | None = None,
 ) -> int:
-    """One round of every store; the number of those that had something new. One that fails is tried again from its position by a later
-    round, as nothing is committed by halves."""
-    worked = 0
-    for merge in merges:
+    """One round of every store; the number of those that had something new. Backfills are one after the other, the rest side by side in
+    the ``threads``. One that fails is tried again from its position by a later round, as nothing is committed by halves."""
+
+    def merge_one(merge: Merge) -> bool:
         if stopping.is_set():
-            break
-        if not merge.checked:  # the first round, which may be a backfill
-            begin_fold(progress, merge)
-        worked += attempts.run(merge.store.name, lambda merge=merge: merge_once(merge)) or False  # type: ignore[misc]
+            return False
+        return attempts.run(merge.store.name, lambda: merge_once(merge)) or False
+
+    worked, others = 0, []
+    for merge in merges:
+        if merge.checked or not merge.is_backfill():
+            others.append(merge)
+            continue
+        begin_fold(progress, merge)
+        worked += merge_one(merge)
         progress.end()
+    worked += sum((threads.map if threads else map)(merge_one, others))
+    for merge in merges:
+        merge.slices.forget()
     return worked
 
 

@@ -81,6 +81,14 @@ def sql(spark: SparkSession, query: str, **views: DataFrame) -> DataFrame:
     return spark.sql(query)
 
 
+def observed(rows: DataFrame, name: str) -> Any:
+    """The row of metrics that was observed under a name while the plan of some rows ran; None where the plan has no such part, as Spark
+    leaves one out that has no rows. (A lost executor may have counted some twice.)"""
+    # Not by an Observation: that waits for a listener, and for good where the plan is of SQL.
+    row = rows._jdf.queryExecution().observedMetrics().get(name)
+    return row.get() if row.isDefined() else None
+
+
 @contextmanager
 def _home(folder: Path) -> Iterator[None]:
     """Spark is started from a folder; what this process starts afterwards is not."""

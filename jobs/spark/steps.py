@@ -21,7 +21,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from sqlglot import exp
 
-from jobs.spark import change_feed
+from jobs.spark import change_feed, small
 from jobs.spark.guard import TRY
 from jobs.spark.session import sql
 from statehouse.config.models import Config
@@ -76,7 +76,7 @@ class Steps:
 
     def state_at(self, version: int) -> DataFrame:
         """The state as a version of its table has it."""
-        return self.spark.read.format("delta").option("versionAsOf", version).load(self.state)
+        return small.read(self.spark, self.state, version=version)
 
     def tombstones_at(self, position: int) -> DataFrame | None:
         """The tombstones that there were at a position; None: there has been none."""
@@ -84,7 +84,7 @@ class Steps:
         if not delta or not delta.version():
             return None
         # One that a later merge left would make its key absent too early.
-        return self.spark.read.format("delta").load(self.tombstones).where(F.col("position") <= position)
+        return small.read(self.spark, self.tombstones, delta).where(F.col("position") <= position)
 
     def between(self, position: int, version: int, head: int) -> DataFrame | None:
         """The states after each event in (position, head] of the changelog, ``version`` being the state's at the position. None

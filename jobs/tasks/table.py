@@ -15,6 +15,7 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from jobs.spark import small
 from jobs.spark.tables import create
 from jobs.tasks.messages import MESSAGE
 from statehouse.config.models import Config
@@ -137,7 +138,7 @@ class TaskTable:
 
     def read(self, where: str) -> DataFrame:
         """Its rows, as Spark reads them."""
-        return self.spark.read.format("delta").load(self.path).where(where)
+        return small.read(self.spark, self.path).where(where)
 
     def commit(self, rows: list[Row]) -> None:
         """Commit what became of rows that were sent: their ids, and the columns that are new."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import count
+from pathlib import Path
+
 import pytest
 from deltalake import DeltaTable
 
@@ -20,7 +23,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(autouse=True)
 def marking(monkeypatch):
     """As in a state that is not small."""
-    monkeypatch.setattr("jobs.merge.SMALL", 0)
+    monkeypatch.setattr("jobs.spark.small.SMALL", 0)
 
 
 ROWS = "count(*) AS n, count(value) AS v, max(key) AS k"
@@ -87,14 +90,59 @@ def test_rows_of_a_version_that_is_no_longer_the_newest_are_not_written(spark, l
     config = written(lake)
     more(spark, config, [record("t", 0, 0, 10**15, "a", {"key": "a", "n": 1})], "total")
     path = f"{config.root}/state/total"
-    count, before = Merge._count_rows, position(path)
+    keep, before = Merge._keep, position(path)
 
     def somebody_else_writes(merge, rows):
         spark.sql(f"DELETE FROM delta.`{path}`")
-        return count(merge, rows)
+        return keep(merge, rows)
 
     with monkeypatch.context() as meanwhile:
-        meanwhile.setattr(Merge, "_count_rows", somebody_else_writes)
+        meanwhile.setattr(Merge, "_keep", somebody_else_writes)
         with pytest.raises(StatehouseError, match="one writer a table"):
             more(spark, config, [record("t", 0, 1, 10**15, "a", {"key": "a", "n": 1})], "total")
     assert rows_and_bytes(path)[0] == 0 and position(path) == before
+
+
+@pytest.fixture
+def small(monkeypatch, marking):
+    monkeypatch.setattr("jobs.spark.small.SMALL", 8 << 20)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("root", ["./lake", "./a [b] {c,d} ü*"])
+def test_a_small_state_is_written_anew_as_a_whole(spark, lake, root):
+    config = written(lake)
+    config = config.model_copy(update={"root": str(Path(config.root).parent / root)})
+    path, offset = f"{config.root}/state/total", count(0)
+
+    def add(keys, time=10**15):
+        events = [record("t", 0, next(offset), time, key, {"key": key, "n": n}) for key, n in keys]
+        more(spark, config, events, "total")
+        return set(DeltaTable(path).get_add_actions(flatten=True)["path"].to_pylist())
+
+    before = add([(f"key-{n}", 1) for n in range(200)])
+    after = add([("key-7", 5), ("key-8", 5), ("new", 5)])
+    assert len(after) == 1 and not before & after
+    done = opened(path).history(1)[0]["operationMetrics"]
+    counted = {name: int(done[f"numTargetRows{name}"]) for name in ("Inserted", "Updated", "Deleted", "Copied")}
+    assert counted == {"Inserted": 1, "Updated": 2, "Deleted": 0, "Copied": 198}
+    assert int(done["numTargetFilesRemoved"]) == len(before) and int(done["numTargetBytesRemoved"]) > 0
+    values = {**{f"key-{n}": 6 if n in (7, 8) else 1 for n in range(200)}, "new": 5}
+    assert state(spark, config, "total") == values
+    purge = [record("t", 0, next(offset), 2 * 10**15, f"key-{n}", None) for n in range(200)]
+    more(spark, config, [*purge, record("t", 0, next(offset), 2 * 10**15, "new", None)], "total")
+    assert state(spark, config, "total") == {} and rows_and_bytes(path)[0] == 0
+    assert not add([("key-7", 2)], 3 * 10**15) & after and state(spark, config, "total") == {"key-7": 2}
+    for version in range(opened(path).version() + 1):
+        found = of_every_reader(spark, path, version)
+        assert len({tuple(rows.values()) for rows in found.values()}) == 1, (version, found)
+
+
+def test_a_slice_without_an_event_of_the_store_moves_its_position_alone(spark, lake):
+    config = written(lake, where="n > 3")
+    more(spark, config, [record("t", 0, 0, 10**15, "a", {"key": "a", "n": 4})], "total")
+    path = f"{config.root}/state/total"
+    delta, before = opened(path), position(path)
+    more(spark, config, [record("t", 0, 1, 10**15, "a", {"key": "a", "n": 3})], "total")
+    assert position(path) == before + 1 and opened(path).version() == delta.version() + 1
+    assert opened(path).file_uris() == delta.file_uris() and state(spark, config, "total") == {"a": 4}

@@ -1,0 +1,73 @@
+"""What is new in a changelog, read once for all of the stream's stores."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from jobs.spark import change_feed
+from jobs.spark.session import observed
+from statehouse.config.models import Config, Stream
+from statehouse.tables import opened
+
+OTHERS = "others"
+# What few stores name: a column of these that none does is not kept.
+SELDOM = ("_payload", "_topic", "_topic_partition", "_log_time", "_headers", "_timestamp_type")
+
+
+class Slices:
+    """The changelogs' rows between two versions; of each stream the last that was asked for is kept. May be used by several threads."""
+
+    def __init__(self, spark: SparkSession, config: Config, patience: float = 0.0) -> None:
+        """``patience``: for how many seconds a changelog's newest version is taken to be that, so that stores have the same slice."""
+        self._spark, self._config, self._patience, self._lock = spark, config, patience, threading.Lock()
+        self._heads: dict[str, tuple[float, int]] = {}
+        self._kept: dict[str, tuple[int, int, bool]] = {}
+
+    def head(self, path: str) -> int | None:
+        """A changelog's newest version; None where there is none yet."""
+        with self._lock:
+            looked, version = self._heads.get(path, (0.0, 0))
+            now = time.monotonic()
+            if path not in self._heads or now - looked > self._patience:
+                delta = opened(path)
+                if delta is None:
+                    return None
+                version = delta.version()
+                self._heads[path] = now, version
+            return version
+
+    def read(self, spark: SparkSession, stream: Stream, start: int, head: int) -> tuple[DataFrame, bool]:
+        """The rows of (start, head] that a stream's stores fold, in a session, and whether all of them are reports. Raises what Delta
+        raises where the changelog no longer has them (:func:`jobs.spark.change_feed.is_gone`)."""
+        with self._lock:
+            kept = self._kept.get(stream.name)
+            if kept is None or kept[:2] != (start, head):
+                kept = self._kept[stream.name] = (start, head, self._keep(stream, start, head))
+            # Sessions share nothing else by name.
+            return spark.table(f"global_temp.{self._name(stream)}"), kept[2]
+
+    def forget(self) -> None:
+        """Keep nothing."""
+        with self._lock:
+            self._heads.clear()
+            for name in self._kept:
+                self._spark.catalog.dropGlobalTempView(self._name(self._config.streams[name]))
+            self._kept.clear()
+
+    def _keep(self, stream: Stream, start: int, head: int) -> bool:
+        stores = [store.definition for store in self._config.stores.values() if store.stream == stream.name]
+        named = json.dumps(stores).lower()
+        rows = change_feed.events(self._spark, self._config, stream, start, head)
+        rows = rows.drop(*(n for n in SELDOM if n not in named), "_change_type", "_commit_version", "_commit_timestamp")
+        watched = rows.observe(OTHERS, F.count_if(F.col("_op") != "report").alias("count"))
+        watched.localCheckpoint().createOrReplaceGlobalTempView(self._name(stream))
+        metrics = observed(watched, OTHERS)
+        return metrics is None or not metrics.getAs("count")
+
+    def _name(self, stream: Stream) -> str:
+        return f"slice_{id(self)}_{[*self._config.streams].index(stream.name)}"
