@@ -16,10 +16,19 @@ from typing import Any
 from jobs.spark.position import Position
 from statehouse.config.models import Config
 from statehouse.status import offsets_behind
-from statehouse.tables import FOLDS, byte_count, metadata, opened, publish_position, route_position, table, tasks_table
+from statehouse.tables import (
+    FOLDS,
+    byte_count,
+    metadata,
+    opened,
+    publish_position,
+    route_position,
+    rows_since,
+    table,
+    tasks_table,
+)
 
 LONGEST = 3600.0  # seconds
-MOST_COMMITS = 100  # of which it is looked what they added
 # Events, and bytes of all states together, that take less time than to compile what handles them fast.
 FEW, SMALL = 10_000, 16 << 20
 
@@ -48,7 +57,7 @@ class Idle:
         states = [opened(table(self.config, "state", store)) for store in self.config.stores]
         if sum(byte_count(state) for state in states if state) > SMALL:
             return False
-        return self._behind + sum(_rows_since(path, before.get(path)) for path in self.changelogs()) <= FEW
+        return self._behind + sum(rows_since(path, before.get(path)) for path in self.changelogs()) <= FEW
 
     @cached_property
     def _behind(self) -> int | None:
@@ -89,16 +98,6 @@ class Idle:
             yield route_position(config, route)[0]
         if config.tasks is not None:
             yield tasks_table(config)
-
-
-def _rows_since(path: str, version: int | None) -> float:
-    """How many rows a table has got since a version; infinity where its log does not tell."""
-    delta = opened(path)
-    commits = delta.version() - version if delta and version is not None else MOST_COMMITS + 1
-    if delta is None or not 0 <= commits <= MOST_COMMITS:
-        return float("inf")
-    infos = delta.history(commits) if commits else []
-    return sum(float(info.get("operationMetrics", {}).get("numOutputRows", "inf")) for info in infos)
 
 
 def _versions(paths: Iterable[str]) -> dict[str, int | None]:

@@ -102,7 +102,7 @@ class Merge:
         if not databricks.here():  # a MERGE is where nothing is marked
             self.spark.conf.set("spark.databricks.delta.merge.deletionVectors.persistent", "false")
         self.config, self.store = config, store
-        self.slices = slices or Slices(self.spark, config)
+        self.slices, self.shares = slices or Slices(self.spark, config), slices is not None
         self.rule = rule_of(self.spark, config, store)
         self.changelog = table(config, "changelog", store.stream)
         self.state = f"{folder}/state" if folder else table(config, "state", store.name)
@@ -126,7 +126,11 @@ class Merge:
         the state's position, or what it was at ``upto``; DefinitionChanged where the state is another rule's; ConfigError
         where a user's own reducer that has no state yet breaks the law.
         """
-        return self.guard.run(self.spark, lambda: self._round(upto))
+        try:
+            return self.guard.run(self.spark, lambda: self._round(upto))
+        finally:
+            if not self.shares:
+                self.slices.forget()
 
     def _round(self, upto: int | None) -> Round | None:
         head = self.slices.head(self.changelog) if upto is None else upto
@@ -143,6 +147,12 @@ class Merge:
             self.checked, self.delta = True, opened(self.state)
         if start == head or head == 0:  # version 0 is the empty table
             return None
+        if start is not None and self.slices.are_many(self.config.streams[self.store.stream], start):
+            with self.slices.alone:
+                return self._fold_slice(start, head)
+        return self._fold_slice(start, head)
+
+    def _fold_slice(self, start: int | None, head: int) -> Round:
         began = time.monotonic()
         events, counted = self._read(start, head)
         folded_rows, source = self._rows(events, bool(counted and counted["resets"]), start is None)
@@ -159,9 +169,11 @@ class Merge:
             self._remember(rows, head)
         if start is None:
             self._append(self._lay_out(rows.where("_present")), head, counts)
+        elif not totals["inserted"] + totals["updated"] + totals["deleted"]:
+            self._move(head, counts)
         elif not vectors.PLACE.keys().isdisjoint(rows.columns):
             self._replace(rows, totals, head, counts)
-        elif self._is_rewritten():
+        elif totals["keys"] <= FEW and self._is_rewritten():
             self._rewrite(rows, totals, head, counts)
         else:
             self._merge(rows, head, counts)
@@ -172,7 +184,9 @@ class Merge:
         checkpoint and not a cache: the plan behind it is long, and would be planned again by each step that follows."""
         watched = rows.observe(TOTALS, *(F.expr(expression).alias(name) for name, expression in ROWS.items()))
         kept, metrics = watched.localCheckpoint(), observed(watched, TOTALS)
-        return kept, {name: metrics.getAs(name) if metrics else 0 for name in ROWS}, watched
+        if metrics is None:
+            return kept, kept.selectExpr(*(f"{e} AS {name}" for name, e in ROWS.items())).collect()[0].asDict(), watched
+        return kept, {name: metrics.getAs(name) for name in ROWS}, watched
 
     def _read(self, start: int | None, head: int) -> tuple[DataFrame, dict[str, int] | None]:
         """The store's events in (start, head] of the changelog, and their counts; or None, where none of them is a set or a

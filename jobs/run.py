@@ -41,6 +41,7 @@ from statehouse.progress import SILENT, Progress
 log = logging.getLogger("statehouse")
 PARTS = ("ingest", "merge", "route", "publish", "tasks", "maintain")
 IDLE = 0.2  # seconds between two looks for something new
+MOST_TOGETHER = 4  # merges: each has the keys of its batch in memory
 LONGEST_PAUSE = 10.0  # seconds between two rounds of merges
 
 
@@ -137,7 +138,9 @@ class Jobs:
         """Each part in turn, and of each part all that it has; raises what failed, after the others."""
         if "ingest" in self.parts:
             with side_by_side() as threads:
-                list(threads.map(lambda s: self._ingest_once(attempts["ingest"], s), self.config.streams.values()))
+                each = map if self.progress.is_shown else threads.map  # what is shown is one step at a time
+                list(each(lambda s: self._ingest_once(attempts["ingest"], s), self.config.streams.values()))
+            self.progress.end()
         idle = Idle(self.config, self.parts)
         ingested = idle.changelogs()
         if merges:
@@ -212,7 +215,7 @@ class Jobs:
 
 def side_by_side() -> Executor:
     """Threads for what is one by one: a plan is made by one thread, and with few events takes longer than what it does."""
-    return ThreadPoolExecutor(os.cpu_count())
+    return ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_TOGETHER))
 
 
 def _record_merge(done: Round) -> None:
@@ -276,7 +279,7 @@ def catch_up(
 
     worked, others = 0, []
     for merge in merges:
-        if merge.checked or not merge.is_backfill():
+        if merge.checked or attempts.wait(merge.store.name) or not merge.is_backfill():
             others.append(merge)
             continue
         begin_fold(progress, merge)
@@ -295,7 +298,8 @@ def merge_once(merge: Merge) -> bool:
         done = merge.round()
     except FoldAnew as error:
         log.warning("%s; folding all of it anew", error)
-        recover(merge.spark, merge.config, merge.store)
+        with merge.slices.alone:
+            recover(merge.spark, merge.config, merge.store)
         return True
     if done:
         _record_merge(done)

@@ -36,6 +36,8 @@ from statehouse.fold import Rule
 from statehouse.places import remote
 
 POSITION = "changelog"  # the application id of the txn action
+MOST_COMMITS = 100  # of which it is looked what they added
+WITHOUT_ROWS = ("OPTIMIZE", "SET TBLPROPERTIES", "ADD COLUMNS", "CLUSTER BY")  # Delta's operations that add none
 LOADED = -1  # the partition of events that came from files; Kafka's begin with 0
 # What the system knows of an event, in the changelog beside the payload's own columns.
 EVENT_COLUMNS = {
@@ -291,6 +293,16 @@ def rows_and_bytes(path: str, version: int | None = None) -> tuple[int, int]:
         return 0, 0
     delta = DeltaTable(path, version=version)
     return row_count(delta), byte_count(delta)
+
+
+def rows_since(path: str, version: int | None) -> float:
+    """How many rows a table has got since a version, by its newest commits; infinity where they do not tell, or are many."""
+    delta = opened(path)
+    count = delta.version() - version if delta and version is not None else MOST_COMMITS + 1
+    if delta is None or not 0 <= count <= MOST_COMMITS:
+        return float("inf")
+    infos = [info for info in (delta.history(count) if count else ()) if info.get("operation") not in WITHOUT_ROWS]
+    return sum(float(info.get("operationMetrics", {}).get("numOutputRows", "inf")) for info in infos)
 
 
 def row_count(delta: DeltaTable) -> int:

@@ -12,9 +12,10 @@ from pyspark.sql import functions as F
 from jobs.spark import change_feed
 from jobs.spark.session import observed
 from statehouse.config.models import Config, Stream
-from statehouse.tables import opened
+from statehouse.tables import opened, rows_since, table
 
 OTHERS = "others"
+MOST = 1_000_000  # rows: of more each store reads what it needs, and has the cores and the memory to itself
 # What few stores name: a column of these that none does is not kept.
 SELDOM = ("_payload", "_topic", "_topic_partition", "_log_time", "_headers", "_timestamp_type")
 
@@ -24,9 +25,12 @@ class Slices:
 
     def __init__(self, spark: SparkSession, config: Config, patience: float = 0.0) -> None:
         """``patience``: for how many seconds a changelog's newest version is taken to be that, so that stores have the same slice."""
-        self._spark, self._config, self._patience, self._lock = spark, config, patience, threading.Lock()
+        self._spark, self._config, self._patience = spark, config, patience
+        self._lock, self._reading = threading.Lock(), threading.Lock()
+        self.alone = threading.Lock()  # held while a store does much
         self._heads: dict[str, tuple[float, int]] = {}
         self._kept: dict[str, tuple[int, int, bool]] = {}
+        self._many: dict[tuple[str, int], bool] = {}
 
     def head(self, path: str) -> int | None:
         """A changelog's newest version; None where there is none yet."""
@@ -44,17 +48,29 @@ class Slices:
     def read(self, spark: SparkSession, stream: Stream, start: int, head: int) -> tuple[DataFrame, bool]:
         """The rows of (start, head] that a stream's stores fold, in a session, and whether all of them are reports. Raises what Delta
         raises where the changelog no longer has them (:func:`jobs.spark.change_feed.is_gone`)."""
-        with self._lock:
+        if self.are_many(stream, start):
+            rows = change_feed.events(spark, self._config, stream, start, head)
+            return rows, rows.where("_op <> 'report'").isEmpty()
+        with self._reading:
             kept = self._kept.get(stream.name)
             if kept is None or kept[:2] != (start, head):
+                self._kept.pop(stream.name, None)
                 kept = self._kept[stream.name] = (start, head, self._keep(stream, start, head))
             # Sessions share nothing else by name.
             return spark.table(f"global_temp.{self._name(stream)}"), kept[2]
 
+    def are_many(self, stream: Stream, start: int) -> bool:
+        """Whether a changelog has got more than :data:`MOST` rows since a version."""
+        asked = stream.name, start
+        if asked not in self._many:
+            self._many[asked] = rows_since(table(self._config, "changelog", stream.name), start) > MOST
+        return self._many[asked]
+
     def forget(self) -> None:
         """Keep nothing."""
-        with self._lock:
+        with self._lock, self._reading:
             self._heads.clear()
+            self._many.clear()
             for name in self._kept:
                 self._spark.catalog.dropGlobalTempView(self._name(self._config.streams[name]))
             self._kept.clear()
@@ -62,12 +78,14 @@ class Slices:
     def _keep(self, stream: Stream, start: int, head: int) -> bool:
         stores = [store.definition for store in self._config.stores.values() if store.stream == stream.name]
         named = json.dumps(stores).lower()
+        unnamed = () if "*" in named else [name for name in SELDOM if name not in named]
         rows = change_feed.events(self._spark, self._config, stream, start, head)
-        rows = rows.drop(*(n for n in SELDOM if n not in named), "_change_type", "_commit_version", "_commit_timestamp")
+        rows = rows.drop(*unnamed, "_change_type", "_commit_version", "_commit_timestamp")
         watched = rows.observe(OTHERS, F.count_if(F.col("_op") != "report").alias("count"))
-        watched.localCheckpoint().createOrReplaceGlobalTempView(self._name(stream))
+        kept = watched.localCheckpoint()
+        kept.createOrReplaceGlobalTempView(self._name(stream))
         metrics = observed(watched, OTHERS)
-        return metrics is None or not metrics.getAs("count")
+        return not metrics.getAs("count") if metrics else kept.where("_op <> 'report'").isEmpty()
 
     def _name(self, stream: Stream) -> str:
         return f"slice_{id(self)}_{[*self._config.streams].index(stream.name)}"

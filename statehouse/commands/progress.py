@@ -26,7 +26,7 @@ class Work(Progress):
     nothing where nobody looks."""
 
     def __init__(self, lines: Any = None, text: str = "", total: int | None = None, of: str = "") -> None:
-        self._lines = lines
+        self._lines, self.is_shown = lines, lines is not None
         self._whole = lines.add_task(text, total=total, of=of, visible=bool(text)) if lines else None
         self._step: Any = None
         self._done, self._total, self._counts_events = 0, 0, False

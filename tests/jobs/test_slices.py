@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -82,3 +83,24 @@ def test_what_a_store_names_is_kept(spark, lake, where):
     assert {"key", "agent", "n", "ts", "_op", "_key", "_value", "_offset"} <= set(rows.columns)
     assert all((name in rows.columns) == bool(where) for name in ("_payload", "_topic", "_log_time"))
     assert "_commit_version" not in rows.columns
+
+
+def test_of_many_rows_each_store_reads_what_it_needs_one_at_a_time(spark, lake, counted, monkeypatch):
+    config, known = written(lake), []
+    slices, attempts = Slices(spark, config, patience=60.0), Attempts(config, "merge")
+    merges = [Merge(spark, config, store, slices=slices) for store in config.stores.values()]
+    with ThreadPoolExecutor(3) as threads:
+        for batch in range(3):
+            known += ingested(spark, config, 80 + batch, 40 * batch)
+            if batch == 1:
+                monkeypatch.setattr("jobs.spark.slices.MOST", 39)
+                spark.sql(f"OPTIMIZE delta.`{merges[0].changelog}`")  # adds no rows
+            if batch == 2:
+                monkeypatch.setattr("jobs.spark.slices.MOST", 40)
+            starts = [position(merge.state) for merge in merges]
+            counted.clear()
+            assert catch_up(merges, attempts, threading.Event(), threads=threads) == len(merges)
+            assert not attempts.errors and not slices.alone.locked()
+            assert counted.count((starts[0], position(merges[0].state))) == (len(merges) if batch < 2 else 1)
+            for merge in merges:
+                assert state(spark, config, merge.store.name) == right(known, merge.store.name), batch
