@@ -183,10 +183,11 @@ class Merge:
         """Compute rows once, and count them as :data:`ROWS` says; also the frame that was computed, which tells what was observed. A
         checkpoint and not a cache: the plan behind it is long, and would be planned again by each step that follows."""
         watched = rows.observe(TOTALS, *(F.expr(expression).alias(name) for name, expression in ROWS.items()))
-        kept, metrics = watched.localCheckpoint(), observed(watched, TOTALS)
-        if metrics is None:
-            return kept, kept.selectExpr(*(f"{e} AS {name}" for name, e in ROWS.items())).collect()[0].asDict(), watched
-        return kept, {name: metrics.getAs(name) for name in ROWS}, watched
+        checkpoint, metrics = watched.localCheckpoint(), observed(watched, TOTALS)
+        if metrics:
+            return checkpoint, {name: metrics.getAs(name) for name in ROWS}, watched
+        totals = checkpoint.selectExpr(*(f"{expression} AS {name}" for name, expression in ROWS.items())).collect()[0]
+        return checkpoint, totals.asDict(), watched
 
     def _read(self, start: int | None, head: int) -> tuple[DataFrame, dict[str, int] | None]:
         """The store's events in (start, head] of the changelog, and their counts; or None, where none of them is a set or a
@@ -338,8 +339,8 @@ class Merge:
     def _rewrite(self, rows: DataFrame, totals: dict[str, int], head: int, counts: dict[str, int]) -> None:
         assert self.delta
         keys = [*self.rule.keys]
-        kept = self._read_state().join(F.broadcast(rows.select(*map(quoted, keys))), keys, "left_anti")
-        whole = self._lay_out(kept).unionByName(self._lay_out(rows.where("_present"))).coalesce(1)
+        others = self._read_state().join(F.broadcast(rows.select(*map(quoted, keys))), keys, "left_anti")
+        whole = self._lay_out(others).unionByName(self._lay_out(rows.where("_present"))).coalesce(1)
         changed = {"Inserted": totals["inserted"], "Updated": totals["updated"], "Deleted": totals["deleted"]}
         copied = row_count(self.delta) - totals["updated"] - totals["deleted"]
         with self.committing(head, counts):

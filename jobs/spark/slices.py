@@ -29,7 +29,7 @@ class Slices:
         self._lock, self._reading = threading.Lock(), threading.Lock()
         self.alone = threading.Lock()  # held while a store does much
         self._heads: dict[str, tuple[float, int]] = {}
-        self._kept: dict[str, tuple[int, int, bool]] = {}
+        self._slices: dict[str, tuple[int, int, bool]] = {}
         self._many: dict[tuple[str, int], bool] = {}
 
     def head(self, path: str) -> int | None:
@@ -52,12 +52,12 @@ class Slices:
             rows = change_feed.events(spark, self._config, stream, start, head)
             return rows, rows.where("_op <> 'report'").isEmpty()
         with self._reading:
-            kept = self._kept.get(stream.name)
-            if kept is None or kept[:2] != (start, head):
-                self._kept.pop(stream.name, None)
-                kept = self._kept[stream.name] = (start, head, self._keep(stream, start, head))
+            last = self._slices.pop(stream.name, None)
+            if last is None or last[:2] != (start, head):
+                last = start, head, self._keep(stream, start, head)
+            self._slices[stream.name] = last
             # Sessions share nothing else by name.
-            return spark.table(f"global_temp.{self._name(stream)}"), kept[2]
+            return spark.table(f"global_temp.{self._name(stream)}"), last[2]
 
     def are_many(self, stream: Stream, start: int) -> bool:
         """Whether a changelog has got more than :data:`MOST` rows since a version."""
@@ -71,9 +71,9 @@ class Slices:
         with self._lock, self._reading:
             self._heads.clear()
             self._many.clear()
-            for name in self._kept:
+            for name in self._slices:
                 self._spark.catalog.dropGlobalTempView(self._name(self._config.streams[name]))
-            self._kept.clear()
+            self._slices.clear()
 
     def _keep(self, stream: Stream, start: int, head: int) -> bool:
         stores = [store.definition for store in self._config.stores.values() if store.stream == stream.name]
@@ -82,10 +82,10 @@ class Slices:
         rows = change_feed.events(self._spark, self._config, stream, start, head)
         rows = rows.drop(*unnamed, "_change_type", "_commit_version", "_commit_timestamp")
         watched = rows.observe(OTHERS, F.count_if(F.col("_op") != "report").alias("count"))
-        kept = watched.localCheckpoint()
-        kept.createOrReplaceGlobalTempView(self._name(stream))
+        checkpoint = watched.localCheckpoint()
+        checkpoint.createOrReplaceGlobalTempView(self._name(stream))
         metrics = observed(watched, OTHERS)
-        return not metrics.getAs("count") if metrics else kept.where("_op <> 'report'").isEmpty()
+        return not metrics.getAs("count") if metrics else checkpoint.where("_op <> 'report'").isEmpty()
 
     def _name(self, stream: Stream) -> str:
         return f"slice_{id(self)}_{[*self._config.streams].index(stream.name)}"

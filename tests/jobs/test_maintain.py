@@ -20,6 +20,7 @@ from jobs.ingest import Ingest
 from jobs.maintain import Maintain
 from jobs.merge import Merge
 from jobs.run import merge_once, run_merges
+from jobs.spark.slices import Slices
 from statehouse.errors import ConfigError
 from statehouse.tables import opened
 from tests.support.depth import sized
@@ -97,7 +98,7 @@ def test_the_merge_keeps_its_tables_between_two_rounds(lake):
     kept, stopping = [], threading.Event()
 
     class Nothing:
-        checked, store = True, config.stores[next(iter(config.stores))]
+        checked, store, slices = True, config.stores[next(iter(config.stores))], Slices(None, config)
 
         def round(self):
             return None

@@ -55,7 +55,8 @@ def test_one_slice_for_all_stores_and_another_for_one_that_is_behind(spark, lake
             assert len(counted) - len(whole) == len(starts), counted
         for merge in some:
             assert state(spark, config, merge.store.name) == right(known, merge.store.name), batch
-        assert not spark.sql("SHOW VIEWS IN global_temp").collect(), "nothing is kept between two rounds"
+        views = [row.viewName for row in spark.sql("SHOW VIEWS IN global_temp").collect()]
+        assert not [name for name in views if name.startswith("slice_")], "nothing is kept between two rounds"
     assert catch_up(merges, attempts, threading.Event()) == 1, "the first has not yet seen the last batch"
 
 
@@ -71,7 +72,7 @@ def test_a_head_is_looked_for_again_when_it_is_old(spark, lake):
     assert patient.head(path) == 2
 
 
-@pytest.mark.parametrize("where", ["", "_payload LIKE '%agent%' AND _topic = 't' AND _log_time IS NOT NULL"])
+@pytest.mark.parametrize("where", ["", "_payload IS NULL AND _topic = 't' AND _log_time IS NOT NULL"])
 def test_what_a_store_names_is_kept(spark, lake, where):
     config, known = written(lake, where), []
     for batch in range(2):
