@@ -135,6 +135,7 @@ def test_every_event_is_sent_once_in_its_shape_whatever_the_batches(spark, broke
     assert same(spark, config, broker.bootstrap, sales) == 0
 
 
+@pytest.mark.slow
 def test_what_is_sent_again_after_a_crash_says_that_it_is(spark, broker, sold, monkeypatch):
     """Between the messages and the position, and between the rows and what would come after."""
     config, sell, sales = sold
