@@ -1,8 +1,8 @@
 """The jobs of one lake in one Spark application, side by side, until told to stop: ingest, merge, route, publish, tasks and maintain.
 
 ``once`` is for schedulers: what is in Kafka now is ingested, then merged, routed and published, what is due is sent, then it ends;
-maintain is a command of its own there. Without it, each stream has its query, and one thread each goes round the stores, the
-routes, the stores that are published, the tasks, and the tables to keep.
+maintain is a command of its own there. Without it, each stream has its query, and one thread each goes round the stores, which
+are merged side by side, the routes, the stores that are published, the tasks, and the tables to keep.
 
 A stream, store or route that fails is tried again by itself (:mod:`jobs.attempts`), and keeps no other.
 """
@@ -135,7 +135,7 @@ class Jobs:
         return {part: senders for part, senders in every_sender.items() if senders}
 
     def _run_once(self, attempts: dict[str, Attempts], merges: list[Merge], senders: dict[str, list[Sender]]) -> None:
-        """Each part in turn, and of each part all that it has; raises what failed, after the others."""
+        """Ingest, then merge, then do the rest side by side, and of each part all that it has; raises what failed, after the others."""
         if "ingest" in self.parts:
             with side_by_side() as threads:
                 each = map if self.progress.is_shown else threads.map  # what is shown is one step at a time
