@@ -69,7 +69,7 @@ ROWS = {  # of a round, counted
     "updated": "count_if(_present AND _here)",
     "deleted": "count_if(NOT _present AND _here)",
 }
-NO_ROWS = {"Inserted": 0, "Updated": 0, "Deleted": 0}
+CHANGES = ("inserted", "updated", "deleted")  # those of them that change the state
 BACKFILL = 64 << 20  # bytes of a changelog that are folded by all cores and in all of the memory there is
 FEW = 300_000  # keys that are sent to where the state is read, and not the state to where they are
 
@@ -169,11 +169,11 @@ class Merge:
             self._remember(rows, head)
         if start is None:
             self._append(self._lay_out(rows.where("_present")), head, counts)
-        elif not totals["inserted"] + totals["updated"] + totals["deleted"]:
+        elif not any(totals[name] for name in CHANGES):
             self._move(head, counts)
         elif not vectors.PLACE.keys().isdisjoint(rows.columns):
             self._replace(rows, totals, head, counts)
-        elif totals["keys"] <= FEW and self._is_rewritten():
+        elif self.delta and totals["keys"] <= FEW and vectors.is_rewritten(self.delta):
             self._rewrite(rows, totals, head, counts)
         else:
             self._merge(rows, head, counts)
@@ -324,12 +324,8 @@ class Merge:
                 rows.where("_here").select(*vectors.PLACE) if totals["updated"] or totals["deleted"] else None,
                 self._lay_out(rows.where("_present")),
                 (application(generation(self.delta)), head),
-                {"Inserted": totals["inserted"], "Updated": totals["updated"], "Deleted": totals["deleted"]},
+                _merged_rows(totals),
             )
-
-    def _is_rewritten(self) -> bool:
-        assert self.delta
-        return not databricks.here() and vectors.is_rewritten(self.delta)
 
     def _read_state(self) -> DataFrame:
         """The state as the round found it."""
@@ -341,11 +337,12 @@ class Merge:
         keys = [*self.rule.keys]
         others = self._read_state().join(F.broadcast(rows.select(*map(quoted, keys))), keys, "left_anti")
         whole = self._lay_out(others).unionByName(self._lay_out(rows.where("_present"))).coalesce(1)
-        changed = {"Inserted": totals["inserted"], "Updated": totals["updated"], "Deleted": totals["deleted"]}
         copied = row_count(self.delta) - totals["updated"] - totals["deleted"]
         with self.committing(head, counts):
             txn = application(generation(self.delta)), head
-            vectors.replace_all(self.spark, self.state, self.delta, whole, txn, {**changed, "Copied": copied})
+            vectors.replace_all(
+                self.spark, self.state, self.delta, whole, txn, {**_merged_rows(totals), "Copied": copied}
+            )
 
     def _append(self, rows: DataFrame, head: int, counts: dict[str, int]) -> None:
         with self.committing(head, counts):
@@ -359,7 +356,9 @@ class Merge:
         assert self.delta
         with self.committing(head, counts):
             txn = application(generation(self.delta)), head
-            vectors.replace_rows(self.spark, self.state, self.delta.version(), None, None, txn, NO_ROWS)
+            vectors.replace_rows(
+                self.spark, self.state, self.delta.version(), None, None, txn, _merged_rows(dict.fromkeys(CHANGES, 0))
+            )
 
     @contextmanager
     def committing(self, head: int, counts: dict[str, int], raised: int = 0) -> Iterator[None]:
@@ -400,3 +399,8 @@ class Merge:
         delta = opened(path)
         if delta and delta.version() > 0:
             DeltaTable.forPath(self.spark, path).delete(condition)
+
+
+def _merged_rows(totals: dict[str, int]) -> dict[str, int]:
+    """Numbers of rows as Delta's MERGE names them."""
+    return {name.capitalize(): totals[name] for name in CHANGES}

@@ -18,7 +18,10 @@ SMALL = 8 << 20
 
 
 def is_small(delta: DeltaTable) -> bool:
-    """Whether a version of a table is small, and its files have its rows and nothing else: neither partitions nor marks."""
+    """Whether a version of a table is small, and its files have its rows and nothing else: neither partitions nor marks. None is on
+    Databricks, where Spark refuses to read a table by its files."""
+    if databricks.here():
+        return False
     return byte_count(delta) < SMALL and not delta.metadata().partition_columns and not deleted_rows(delta)
 
 
@@ -32,7 +35,7 @@ def read(spark: SparkSession, path: str, delta: DeltaTable | None = None, versio
     was opened already. What is wrong, such as a version that is gone, is raised as Delta says it, at the latest when the rows are read."""
     with suppress(Exception):
         delta = delta or DeltaTable(path, version=version)
-        if is_small(delta) and not databricks.here():
+        if is_small(delta):
             return _read_files(spark, path, delta)
     reader = spark.read.format("delta")
     return (reader if version is None else reader.option("versionAsOf", version)).load(path)

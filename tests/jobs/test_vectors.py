@@ -134,8 +134,8 @@ def test_a_small_state_is_written_anew_as_a_whole(spark, lake, root):
     assert state(spark, config, "total") == {} and rows_and_bytes(path)[0] == 0
     assert not add([("key-7", 2)], 3 * 10**15) & after and state(spark, config, "total") == {"key-7": 2}
     for version in range(opened(path).version() + 1):
-        found = of_every_reader(spark, path, version)
-        assert len({tuple(rows.values()) for rows in found.values()}) == 1, (version, found)
+        counts = of_every_reader(spark, path, version)
+        assert len({tuple(rows.values()) for rows in counts.values()}) == 1, (version, counts)
 
 
 def test_a_slice_without_an_event_of_the_store_moves_its_position_alone(spark, lake):
