@@ -43,12 +43,12 @@ from pyspark.sql import functions as F
 from jobs import metrics
 from jobs.spark import databricks
 from jobs.spark.change_feed import from_offsets
+from jobs.spark.consumer import is_unreadable, read_records
 from jobs.spark.expressions import rule_of
 from jobs.spark.guard import Guard
 from jobs.spark.lookup import Lookups
 from jobs.spark.parse import accepted_rows, numbered, parse, refused_rows, requeued_rows, time_reason
 from jobs.spark.tables import create_requeued, create_stream, next_offsets, numbers_by_rows
-from jobs.spark.unreadable import is_unreadable, read_records
 from statehouse import kafka
 from statehouse.config.models import ISOLATION, Config, Stream
 from statehouse.errors import (
@@ -72,7 +72,7 @@ log = logging.getLogger("statehouse")
 COMMITS = "ingest"  # the application id of the changelog's txn action: a number that each commit raises
 BATCH = 1_000_000  # events a micro-batch at the most: bounds its memory when there is much to catch up on
 USABLE_TIME = f"CASE WHEN timestamp BETWEEN '{kafka.FIRST_TIME}' AND '{kafka.LAST_TIME}' THEN timestamp END"
-UNREADABLE = 100_000  # records at a time that are read without Spark's source
+FEW = 10_000  # records that are read sooner without Spark's source than its query starts
 WAITING = f"CASE WHEN startswith(_reason, '{UNKNOWN}') THEN _reason END"  # for a schema
 REGISTRY_SECONDS = 5.0  # until a registry that was away is asked again
 TOPIC_SECONDS = 5.0  # how often it is looked whether the topic is still the same: without a batch nothing else tells
@@ -92,6 +92,7 @@ class Ingest:
     ) -> None:
         self.working, self.progress = working, progress
         self.behind = 0  # offsets to go, when the topics were looked at last
+        self.ends: dict[Place, int] = {}  # of their partitions then
         self.names: set[str] = set()  # of the topics that were there then
         self.followed: list[str] = []  # and those of them that are read
         self.spark, self.config, self.stream = spark, config, stream
@@ -150,8 +151,9 @@ class Ingest:
         self.numbering, self.followed = self.numbering.seen(topics), list(topics)
         # A position may be amid a transaction: of a lake from when those that are open were read, too.
         every = {**self.config.kafka, ISOLATION: "read_uncommitted"}
-        self.behind = 0
+        self.behind, self.ends = 0, {}
         for (topic, partition), (low, high) in kafka.ends_of(every, topics, timeout=10).items():
+            self.ends[topic, partition] = high
             position = self._offset((topic, partition))
             if position > high:
                 raise TopicRecreated(
@@ -173,9 +175,9 @@ class Ingest:
         if trouble := self.numbering.recreated(topics):
             raise TopicRecreated(f"stream {self.stream.name}: {trouble}")
 
-    def batch(self, records: DataFrame, ends: Mapping[Place, int] | None = None) -> None:
+    def batch(self, records: DataFrame, ends: Mapping[Place, int] | None = None, here: bool = False) -> None:
         """Commit one batch: the three steps above. Called by Spark's ``foreachBatch``, and by tests. ``ends`` is where the batch
-        ends in each partition; None: behind its last records."""
+        ends in each partition; None: behind its last records. ``here`` as in :func:`jobs.spark.parse.parse`."""
         with self.busy:
             if self.stopping.is_set():
                 return
@@ -187,7 +189,7 @@ class Ingest:
                 self._commit_nothing(numbering)
             records = numbered(records, numbering) if self.stream.several else records
             new_records = records.where(from_offsets(self.offsets)).withColumn("timestamp", F.expr(USABLE_TIME))
-            parsed, counts = self.guard.run(records.sparkSession, lambda: self._parse(new_records))
+            parsed, counts = self.guard.run(records.sparkSession, lambda: self._parse(new_records, here))
             try:
                 reached = {row[0]: row[3] + 1 for row in counts}
                 if ends is not None:
@@ -209,13 +211,13 @@ class Ingest:
             finally:
                 parsed.unpersist()
 
-    def _parse(self, records: DataFrame) -> tuple[DataFrame, list[Row]]:
+    def _parse(self, records: DataFrame, here: bool) -> tuple[DataFrame, list[Row]]:
         """The parsed records, kept in memory, and of each partition its number, how many there are, how many of them are refused, the
         last offset, and how many were sent again. Where one has a schema that is not known, the registry is asked and all are parsed
         again; RegistryUnavailable where it does not tell."""
         decoder = self.decoder
         while True:
-            parsed = parse(records, self.stream, decoder, self.lookups, self.guard.text).persist()
+            parsed = parse(records, self.stream, decoder, self.lookups, self.guard.text, here).persist()
             try:
                 waiting = [F.collect_set(F.expr(WAITING))] if self.stream.registered else []
                 counts = parsed.groupBy("_partition").agg(
@@ -281,16 +283,20 @@ class Ingest:
         if metadata(self.changelog, "offsets") != position:
             raise LakeBusy(f"{self.changelog} was written by another process meanwhile; one writer a table")
 
-    def start(self, once: bool = False) -> Any:
-        """Start the streaming query from the position; ``once``: what is there now, then it ends. None where there is nothing to read."""
+    def begin(self) -> dict[str, kafka.Topic]:
+        """The topics that are to be read, by name, once all is known of them; none where there is nothing to read."""
         self.numbering = self.numbering.without_ids_of_unread(self.offsets)
         topics = self.check_topics()
         if not topics:
-            return None
+            return topics
         if self.stream.several and (self.committed or {}).get("topics") != self.numbering.described()["topics"]:
             # At once: who follows the topics ahead of the changelog has the numbers from there.
             self._commit_nothing(self.numbering)
         self.progress.begin(f"ingesting {self.stream.name}", lambda: self.behind)
+        return topics
+
+    def start(self, topics: Mapping[str, kafka.Topic], once: bool = False) -> Any:
+        """Start the streaming query from the position; ``once``: what is there now, then it ends."""
         folder = Path(self.config.root, "_checkpoints", self.stream.name)
         if databricks.has_no_locks(
             self.config.root
@@ -351,12 +357,13 @@ class Ingest:
                 names = functools.partial(topic_names, self.config.kafka, self.stream)
                 create = not isinstance(self.stream.topics, str)
                 kafka.await_topics(self.config.kafka, names, create, self.stopping.is_set, log.warning, patience)
-                query = self.start(once)
-                if query is None:
-                    if once:
-                        return None
+                topics = self.begin()
+                if once and (not topics or (self.behind <= FEW and self._read_few())):
+                    return None
+                if not topics:
                     self.stopping.wait(TOPIC_SECONDS)
                     continue
+                query = self.start(topics, once)
             except (TopicRecreated, DefinitionChanged):
                 raise
             except StatehouseError as error:
@@ -403,15 +410,34 @@ class Ingest:
                 failures = 0
         return None
 
+    def _read_few(self) -> bool:
+        """Ingest what there is now without Spark's source; whether that went well."""
+        try:
+            while self.behind > 0 and self._read_some():
+                self.behind = sum(max(0, end - self._offset(place)) for place, end in self.ends.items())
+        except StatehouseError as error:
+            if not (self.stream.several and isinstance(error, TopicRecreated)):
+                raise
+            return False  # the query leaves that topic out
+        except Exception as error:
+            log.warning(f"{self.stream.name}: {first_line(error)}; going on from the changelog's offsets")
+            self._restore()  # the batch that failed may have been committed
+            return False
+        return True
+
     def _read_past(self) -> bool:
         """Ingest what comes next without Spark's source; whether anything did."""
-        before = self.offsets
         try:
-            topics = self.check_topics()
-            starts = {(name, p): self._offset((name, p)) for name, topic in topics.items() for p in topic.partitions}
-            self.batch(*read_records(self.spark, self.config.kafka, starts, UNREADABLE))
+            self.check_topics()
+            return self._read_some()
         except KafkaUnavailable as error:
             log.warning(f"{self.stream.name}: {error}; trying again")
+            return False
+
+    def _read_some(self) -> bool:
+        before = self.offsets
+        starts = {place: self._offset(place) for place in self.ends}
+        self.batch(*read_records(self.spark, self.config.kafka, starts), here=True)
         return self.offsets != before
 
     def _watch(self, query: Any, once: bool) -> bool:

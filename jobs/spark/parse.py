@@ -6,7 +6,7 @@ a time. Lookups, and the event time, are SQL.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -92,10 +92,10 @@ def numbered(records: DataFrame, numbering: Numbering) -> DataFrame:
 
 def _decode_batches(
     decoder: RecordDecoder, keep_all: bool, given: Sequence[str]
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What Spark's workers do with batches of records; ``keep_all``: whether SQL may refuse more of them; ``given`` are their columns."""
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What is done with batches of records; ``keep_all``: whether SQL may refuse more of them; ``given`` are their columns."""
 
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             columns = {name: batch.column(name) for name in given if name != "_headers"}
             keys, values = (columns[name].to_pylist() for name in ("_key", "_bytes"))
@@ -129,7 +129,12 @@ def _may_refuse(stream: Stream) -> bool:
 
 
 def parse(
-    records: DataFrame, stream: Stream, decoder: RecordDecoder, lookups: Lookups | None = None, guard: str = PLAIN
+    records: DataFrame,
+    stream: Stream,
+    decoder: RecordDecoder,
+    lookups: Lookups | None = None,
+    guard: str = PLAIN,
+    here: bool = False,
 ) -> DataFrame:
     """Kafka's records, with headers, as rows with the changelog's columns and, besides:
 
@@ -138,7 +143,8 @@ def parse(
     * ``_text``, ``_bytes``, ``_header_list`` and ``_timestamp``, for the quarantine; null where the record is accepted, since callers keep
       these rows in memory.
 
-    ``guard`` is written around what a user wrote (:mod:`jobs.spark.guard`)."""
+    ``guard`` is written around what a user wrote (:mod:`jobs.spark.guard`). ``here``: records are read at once, and by this process, which
+    needs no workers to start."""
     added = [*(name for name in SAID if name != "_text"), *([RANK] if stream.ranked else []), "_requeued"]
     given = {**RECORD, **({"_topic": "STRING", TOPIC_PARTITION: "INT"} if stream.several else {})}
     if stream.keep_headers:
@@ -151,6 +157,7 @@ def parse(
     report = "_op = 'report' AND _reason IS NULL"
     time = guard.format(f"CAST({_time(stream)} AS TIMESTAMP)")
     known = "coalesce(_time, _timestamp)" if stream.captured else "_timestamp"  # of what is no report
+    decode = _decode_batches(decoder, _may_refuse(stream), list(given))
     return (
         records.selectExpr(
             "partition AS _partition",
@@ -162,7 +169,7 @@ def parse(
             *(["topic AS _topic", f"topic_partition AS {TOPIC_PARTITION}"] if stream.several else []),
             *([f"{kind} AS _timestamp_type"] if stream.keep_headers else []),
         )
-        .mapInArrow(_decode_batches(decoder, _may_refuse(stream), list(given)), schema)  # type: ignore[arg-type]
+        .transform(lambda rows: _decode_here(rows, decode, schema) if here else rows.mapInArrow(decode, schema))
         .withColumn("_topic", F.col("_topic") if stream.several else F.lit(stream.topic))
         .withColumn("_text", F.expr("try_validate_utf8(CAST(_bytes AS STRING))"))
         .transform(lambda rows: lookups.join(rows, guard) if lookups else rows)
@@ -190,6 +197,17 @@ def parse(
             ),
         )
     )
+
+
+def _decode_here(
+    rows: DataFrame, decode: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: str
+) -> DataFrame:
+    decoded = [*decode(rows.toArrow().to_batches())]
+    empty = rows.sparkSession.createDataFrame([], schema)
+    if not decoded:
+        return empty
+    table = pa.Table.from_batches(decoded).select(empty.columns)
+    return rows.sparkSession.createDataFrame(table, empty.schema)
 
 
 def accepted_rows(parsed: DataFrame, stream: Stream) -> DataFrame:

@@ -320,7 +320,7 @@ def test_the_whole_path_while_the_jobs_run(
 
     def work() -> None:
         """What the jobs do with what is new."""
-        query = ingest.start(once=True)
+        query = ingest.start(ingest.begin(), once=True)
         query.awaitTermination()
         assert query.exception() is None
         merge.round()

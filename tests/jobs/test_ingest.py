@@ -6,6 +6,7 @@ import threading
 import uuid
 
 import pytest
+from deltalake import DeltaTable
 
 from jobs.check import problems
 from jobs.ingest import Ingest
@@ -13,7 +14,7 @@ from jobs.merge import Merge
 from statehouse import kafka
 from statehouse.errors import DefinitionChanged, KafkaUnavailable, LakeBusy, TopicRecreated
 from statehouse.tables import metadata
-from tests.support.records import SCHEMA, Heard, control, payload, produce, record, rows, wait
+from tests.support.records import SCHEMA, Heard, control, create, payload, produce, record, rows, wait
 
 STREAM = """
 streams:
@@ -134,6 +135,33 @@ def test_bad_input_is_refused_with_a_reason_and_stops_nothing(spark, broker, lak
     assert states["cast"] == {}, "what cannot be cast is null, and nothing more"
     assert states["odd"]["K"] == -16, "a division by zero is null, and not the latest event here"
     assert {(r["key"], r["n"]): r["value"] for r in rows(spark, f"{config.root}/state/pair")}[("k", 1)] > 2
+
+
+@pytest.mark.slow
+def test_few_records_are_ingested_without_sparks_source_and_many_with_it(spark, broker, lake, monkeypatch):
+    topic = f"few-{uuid.uuid4()}"
+    config = lake(STREAM.format(topic=topic), broker.bootstrap)
+    create(broker.bootstrap, topic, 2)
+    ingest, start, queries = Ingest(spark, config, config.streams["s"]), Ingest.start, []
+    monkeypatch.setattr(Ingest, "start", lambda *of, **with_: queries.append(start(*of, **with_)) or queries[-1])
+    monkeypatch.setattr("jobs.spark.consumer.BYTES", 2000)  # so that they are some batches
+    produce(broker.bootstrap, topic, [(f"k{n}", GOOD if n % 10 else b"?", None, n % 2) for n in range(100)])
+    versions = DeltaTable(ingest.changelog).version()
+    run_once(ingest)
+    run_once(ingest)  # there is nothing more
+    assert (ingest.events, ingest.refused, len(queries)) == (90, 10, 0)
+    assert DeltaTable(ingest.changelog).version() > versions + 2
+    monkeypatch.setattr("jobs.ingest.FEW", 9)
+    produce(broker.bootstrap, topic, [("k", GOOD, None, 0)] * 10)
+    run_once(ingest)
+    assert (ingest.events, len(queries)) == (100, 1)
+    monkeypatch.setattr("jobs.ingest.FEW", 10)
+    monkeypatch.setattr("jobs.ingest.read_records", lambda *_: 1 / 0)  # such as a header that its client cannot read
+    produce(broker.bootstrap, topic, [("k", GOOD, None, 0)] * 10)
+    run_once(ingest)
+    assert (ingest.events, len(queries)) == (110, 2)
+    places = [(r["_partition"], r["_offset"]) for r in rows(spark, ingest.changelog)]
+    assert len(places) == len({*places}) == 110
 
 
 def test_a_whole_batch_again_changes_nothing(spark, lake):

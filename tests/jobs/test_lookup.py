@@ -87,7 +87,9 @@ def test_an_event_has_what_the_table_said_when_it_was_read(spark, lake, tmp_path
         if rates:
             tables.write(*rates)
         events = drawn(dice, step * 30, 30)
-        ingest.batch(spark.createDataFrame([record("t", 0, e["offset"], T0, None, e) for e in events], SCHEMA))
+        ingest.batch(
+            spark.createDataFrame([record("t", 0, e["offset"], T0, None, e) for e in events], SCHEMA), here=step == 1
+        )
         for event in events:
             found = tables.rates.get(event["tier"], [None]) if event["tier"] else [None]
             if len(found) > 1:

@@ -116,7 +116,7 @@ def test_each_counts_once_whatever_ends_in_between(house, example, monkeypatch):
                 sent += requeue(house.config, house.stream, most=2).sent
                 with monkeypatch.context() as patched:
                     patched.setattr(Ingest, "_append_accepted", lambda *_: 1 / 0)
-                    query = house.ingest.start(once=True)
+                    query = house.ingest.start(house.ingest.begin(), once=True)
                     eventually(query.exception)
                 house.restart()
             case 3:

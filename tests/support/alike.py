@@ -68,7 +68,7 @@ def differ(spark, config, records, first=b'{"id": 0}'):
     before.cover({0: 1})
     before.arrived(arrivals.table((*arrivals.record(*row), 0) for row in sent))
     ahead = answers(served.client, config)
-    ingest.batch(spark.createDataFrame(rows, SCHEMA))
+    ingest.batch(spark.createDataFrame(rows, SCHEMA), here=len(rows) % 2 == 0)
     served.replica.refresh()
     same(ahead, answers(served.client, config), "by the changelog")
     kept = {

@@ -200,8 +200,8 @@ def test_spark_merges_agree_with_the_oracle_in_any_order_and_batches(spark, lake
             monkeypatch.setattr("jobs.spark.small.SMALL", 0)  # rows are marked from now on, as in a large state
         ingest.offsets = {}  # the batches are out of offset order on purpose: the law is about sets
         frame = spark.createDataFrame(batch, SCHEMA)
-        ingest.batch(frame)
-        ingest.batch(frame)  # sent again: its coordinates are known
+        ingest.batch(frame, here=number % 3 == 0)
+        ingest.batch(frame, here=number % 2 == 0)  # sent again: its coordinates are known
         # Each store has merges of its own: of one batch, or of some.
         some = [merge for merge in merges if number == len(batches) or dice.random() < 0.5]
         with ThreadPoolExecutor(3) as threads:  # a merge of few rows is spent on planning, on one core

@@ -37,6 +37,7 @@ def totals(events):
     return dict(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", first(1, range(2)))
 def test_what_was_committed_counts_whatever_the_order(house, broker, example):
     seed = random.randrange(10**6)
@@ -67,7 +68,7 @@ def test_what_was_committed_counts_whatever_the_order(house, broker, example):
     writers[0].end(commit=False)
     eventually(lambda: house.shown("live") == totals(counted))
     eventually(lambda: house.live()["behind"] == 0)
-    progress = house.once()
+    progress = house.query()
     assert house.merged() == totals(counted)
     ends = {name: json.dumps(progress["sources"][0][name]) for name in ("endOffset", "latestOffset")}
     assert metrics.behind([SimpleNamespace(**ends)]) == 0, "as Spark's listener is told"

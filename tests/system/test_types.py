@@ -90,7 +90,8 @@ EXPECTED = {
 
 
 @pytest.mark.slow
-def test_values_are_what_was_sent_in_both_engines(spark, lake):
+@pytest.mark.parametrize("here", [False, True], ids=["by workers", "by the driver"])
+def test_values_are_what_was_sent_in_both_engines(spark, lake, here):
     config = lake(STREAMS + STORES)
     assert problems(spark, config) == []
     ingest = Ingest(spark, config, config.streams["n"])
@@ -100,11 +101,11 @@ def test_values_are_what_was_sent_in_both_engines(spark, lake):
     for store, value in PUT.items():
         made = set_to(["put"], {"value": value}, config.stores[store], states[store].rule)
         records.append(sent(len(records), made.payload.encode(), "put", control("set", store)))
-    ingest.batch(spark.createDataFrame(records[:1], SCHEMA))
+    ingest.batch(spark.createDataFrame(records[:1], SCHEMA), here=here)
     for state in states.values():
         state.round()
     before = {name: value for (name, key), value in shown(config).items() if key == "a"}
-    ingest.batch(spark.createDataFrame([*records[1:], sent(len(records), big[1])], SCHEMA))
+    ingest.batch(spark.createDataFrame([*records[1:], sent(len(records), big[1])], SCHEMA), here=here)
     assert ingest.refused == 0
     followed = shown(config)
     for state in states.values():
