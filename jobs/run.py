@@ -30,7 +30,7 @@ from jobs.merge import Merge, Round
 from jobs.publish import Publisher
 from jobs.recover import begin_fold, recover
 from jobs.spark.kafka_sink import Sender, Sent
-from jobs.spark.session import lock, session, uncompiled
+from jobs.spark.session import brief, lock, session
 from jobs.spark.slices import Slices
 from jobs.store_route import router
 from jobs.tasks.job import Tasks
@@ -42,7 +42,7 @@ log = logging.getLogger("statehouse")
 PARTS = ("ingest", "merge", "route", "publish", "tasks", "maintain")
 IDLE = 0.2  # seconds between two looks for something new
 MOST_TOGETHER = 4  # merges: each has the keys of its batch in memory
-LONGEST_PAUSE = 10.0  # seconds between two rounds of merges
+LONGEST_PAUSE = 5.0  # seconds between two rounds of merges
 
 
 class Jobs:
@@ -64,7 +64,7 @@ class Jobs:
             "starting Spark; its log is %s (the first time it fetches 23 MB of jars)",
             spark_log or "on the console",
         )
-        self.spark: SparkSession = session("statehouse", spark_log, config.root, **(uncompiled() if little else {}))
+        self.spark: SparkSession = session("statehouse", spark_log, config.root, **(brief() if little else {}))
         log.info("Spark %s is up after %.0f s", self.spark.version, time.monotonic() - began)
 
     def stop(self) -> None:
@@ -150,7 +150,9 @@ class Jobs:
                 if merge.store.name not in attempts["merge"].errors:
                     attempts["merge"].run(merge.store.name, merge.expire)
         with side_by_side() as threads:
-            list(threads.map(lambda part: send_on(senders[part], attempts[part], self.stopping), senders))
+            # Tasks first, which take the longest.
+            every = [(sender, attempts[part]) for part in reversed(senders) for sender in senders[part]]
+            list(threads.map(lambda one: send_on([one[0]], one[1], self.stopping), every))
         if errors := [error for tried in attempts.values() for error in tried.errors.values()]:
             failed = [f"{part} {name}" for part, tried in attempts.items() for name in tried.errors]
             kind = ConfigError if any(isinstance(error, ConfigError) for error in errors) else StatehouseError

@@ -315,6 +315,12 @@ def byte_count(delta: DeltaTable) -> int:
     return _sum(delta, "size_bytes")
 
 
+def files(delta: DeltaTable) -> pa.Table:
+    """A version's files: ``path`` within the table, ``size_bytes``, ``num_records``, and more."""
+    # By pa.table pandas would be imported, which takes as long as all else here.
+    return pa.RecordBatchReader.from_stream(delta.get_add_actions(flatten=True)).read_all()
+
+
 def _sum(delta: DeltaTable, name: str) -> int:
-    actions = pa.table(delta.get_add_actions(flatten=True))
+    actions = files(delta)
     return (pc.sum(actions[name]).as_py() or 0) if name in actions.schema.names else 0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -33,10 +35,19 @@ def defaults() -> dict[str, str]:
     return dict(line.split(None, 1) for line in lines if line and not line.startswith("#"))
 
 
-def uncompiled() -> dict[str, str]:
-    """Settings for a few events, whose plans take longer to compile than to interpret; also by Java, which has its first compiler only."""
+def brief() -> dict[str, str]:
+    """Settings of a session for a few events. Their plans take longer to compile than to interpret, also by Java, which has its first
+    compiler only. And each commit leaves a checksum: without that of the one before, a process computes it of the whole log when it first
+    writes to a table; one that lives on has it in memory."""
     options = f"{defaults().get(OPTIONS, '')} -XX:TieredStopAtLevel=1"
-    return {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN", OPTIONS: options}
+    plans = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+    delta = "spark.databricks.delta"
+    return {
+        **plans,
+        f"{delta}.writeChecksumFile.enabled": "true",
+        f"{delta}.allFilesInCrc.enabled": "false",
+        OPTIONS: options,
+    }
 
 
 def session(app: str, log: Path | None = None, root: str = "", **settings: str) -> SparkSession:
@@ -62,6 +73,9 @@ def session(app: str, log: Path | None = None, root: str = "", **settings: str) 
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
         options.setdefault("spark.sql.warehouse.dir", str(log.parent / "warehouse"))  # not a folder wherever one stands
+    threading.Thread(
+        target=importlib.import_module, args=("pandas",)
+    ).start()  # as pyspark does later, while nothing else waits for it
     builder = SparkSession.builder.appName(app)
     for name, value in (archive.settings(options) if archive else options).items():
         builder = builder.config(name, value)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 
-import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from jobs.spark import databricks
-from statehouse.tables import byte_count, deleted_rows
+from statehouse.tables import byte_count, deleted_rows, files
 
 # Bytes. Such a table is as soon written anew as marked, with some 200,000 keys of a state; and who reads it has few files then.
 SMALL = 8 << 20
@@ -23,11 +22,6 @@ def is_small(delta: DeltaTable) -> bool:
     if databricks.here():
         return False
     return byte_count(delta) < SMALL and not delta.metadata().partition_columns and not deleted_rows(delta)
-
-
-def files(delta: DeltaTable) -> pa.Table:
-    """The files of a version: ``path``, within the table, and ``size_bytes``."""
-    return pa.table(delta.get_add_actions(flatten=True)).select(["path", "size_bytes"])
 
 
 def read(spark: SparkSession, path: str, delta: DeltaTable | None = None, version: int | None = None) -> DataFrame:

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from jobs.spark import small
 from jobs.spark.tables import FEED
 from statehouse.errors import StatehouseError
-from statehouse.tables import VECTORS
+from statehouse.tables import VECTORS, files
 
 PLACE = {"_file": "_metadata.file_path", "_row": "_metadata.row_index"}  # of a row that was read
 
@@ -69,7 +69,7 @@ def replace_all(
     commit = _Commit(spark, path, delta.version())
     jvm: Any = spark._jvm
     removed = []
-    for file in small.files(delta).to_pylist():
+    for file in files(delta).select(["path", "size_bytes"]).to_pylist():
         fields = {"path": file["path"], "size": file["size_bytes"], "deletionTimestamp": int(time.time() * 1000)}
         action = {"remove": {**fields, "dataChange": True, "extendedFileMetadata": True, "partitionValues": {}}}
         removed.append((jvm.org.apache.spark.sql.delta.actions.Action.fromJson(json.dumps(action)), file["size_bytes"]))
