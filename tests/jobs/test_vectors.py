@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from itertools import count
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
 from api.engine import delta, duck
 from jobs.maintain import Maintain
 from jobs.merge import Merge
+from jobs.spark.session import new_session
 from statehouse.errors import StatehouseError
-from statehouse.tables import MARKING, deleted_rows, opened, position, rows_and_bytes, select
+from statehouse.tables import MARKING, deleted_rows, folded, opened, position, rows_and_bytes, select
 from tests.support.depth import sized
 from tests.support.lakes import drawn, more, right, state, written
 from tests.support.records import record
@@ -146,3 +150,27 @@ def test_a_slice_without_an_event_of_the_store_moves_its_position_alone(spark, l
     more(spark, config, [record("t", 0, 1, 10**15, "a", {"key": "a", "n": 3})], "total")
     assert position(path) == before + 1 and opened(path).version() == delta.version() + 1
     assert opened(path).file_uris() == delta.file_uris() and state(spark, config, "total") == {"a": 4}
+
+
+@pytest.mark.parametrize("size", [0, 8 << 20], ids=["marked", "small"])
+def test_what_a_commits_checksum_says_is_so(spark, lake, monkeypatch, size):
+    monkeypatch.setattr("jobs.spark.small.SMALL", size)
+
+    def with_checksums(spark):
+        session = new_session(spark)
+        session.conf.set("spark.databricks.delta.writeChecksumFile.enabled", "true")
+        return session
+
+    monkeypatch.setattr("jobs.merge.new_session", with_checksums)
+    config = written(lake)
+    path = f"{config.root}/state/total"
+    for batch in range(4):
+        more(spark, config, drawn(60 + batch, 4 if batch else 60, first=60 * batch)[0], "total")
+        table = opened(path)
+        files = pa.table(table.get_add_actions(flatten=True))
+        said = json.loads(Path(path, "_delta_log", f"{table.version():020}.crc").read_text())
+        assert (said["numFiles"], said["tableSizeBytes"]) == (files.num_rows, pc.sum(files["size_bytes"]).as_py()), (
+            batch
+        )
+        assert said["numDeletedRecordsOpt"] == sum(map(len, deleted_rows(table).values()))
+        assert {t["version"] for t in said["setTransactions"]} == {folded(table)}
