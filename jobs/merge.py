@@ -71,6 +71,8 @@ ROWS = {  # of a round, counted
 }
 CHANGES = ("inserted", "updated", "deleted")  # those of them that change the state
 BACKFILL = 64 << 20  # bytes of a changelog that are folded by all cores and in all of the memory there is
+# Keys that are looked for by their values: files, and pages of files, that have none are passed over. Only of types that are equal in one way.
+NAMED, EXACT = 100, ("STRING", "BIGINT", "INT")
 FEW = 300_000  # keys that are sent to where the state is read, and not the state to where they are
 
 
@@ -101,6 +103,7 @@ class Merge:
         self.spark = new_session(spark)
         if not databricks.here():  # a MERGE is where nothing is marked
             self.spark.conf.set("spark.databricks.delta.merge.deletionVectors.persistent", "false")
+        self.spark.conf.set("spark.sql.parquet.pushdown.inFilterThreshold", NAMED)
         self.config, self.store = config, store
         self.slices, self.shares = slices or Slices(self.spark, config), slices is not None
         self.rule = rule_of(self.spark, config, store)
@@ -240,9 +243,7 @@ class Merge:
             state = state.where(self._in_touched_buckets(folded_))
         if marking:
             metrics = observed(source or folded_, FOLDED)
-            state = self._of_keys(
-                vectors.with_place(state), folded_, metrics is not None and metrics.getAs("keys") > FEW
-            )
+            state = self._of_keys(vectors.with_place(state), folded_, metrics.getAs("keys") if metrics else 0)
         views = {"folded": folded_, "state": state}
         tombstones = None
         if not first and (purges := opened(self.tombstones)) and purges.version() > 0:  # there has been one
@@ -252,11 +253,16 @@ class Merge:
         new_rows = sql(self.spark, rule.combine(spread, "state", tombstones, again=first, of_state=carried), **views)
         return new_rows, source
 
-    def _of_keys(self, state: DataFrame, rows: DataFrame, many: bool) -> DataFrame:
-        """The state's rows of some keys, whatever their windows."""
+    def _of_keys(self, state: DataFrame, rows: DataFrame, count: int) -> DataFrame:
+        """The state's rows of the keys of some rows, so many, whatever their windows."""
         keys = [*self.rule.key_columns]
         wanted = rows.select(*map(quoted, keys))
-        return state.join(wanted if many else F.broadcast(wanted), keys, "semi")
+        if count > FEW:
+            return state.join(wanted, keys, "semi")
+        if count <= NAMED and self.rule.key_columns[keys[0]] in EXACT:
+            values = wanted.select(quoted(keys[0])).distinct().collect()
+            state = state.where(F.col(quoted(keys[0])).isin([row[0] for row in values]))
+        return state.join(F.broadcast(wanted), keys, "semi")
 
     def _bucket(self) -> str:
         return f"{self.rule.bucket(buckets(self.delta) or 1)} AS {BUCKET}"

@@ -19,7 +19,7 @@ from statehouse.errors import StatehouseError
 from statehouse.tables import MARKING, deleted_rows, folded, opened, position, rows_and_bytes, select
 from tests.support.depth import sized
 from tests.support.lakes import drawn, more, right, state, written
-from tests.support.records import record
+from tests.support.records import record, rows
 
 pytestmark = pytest.mark.slow
 
@@ -105,6 +105,38 @@ def test_rows_of_a_version_that_is_no_longer_the_newest_are_not_written(spark, l
         with pytest.raises(StatehouseError, match="one writer a table"):
             more(spark, config, [record("t", 0, 1, 10**15, "a", {"key": "a", "n": 1})], "total")
     assert rows_and_bytes(path)[0] == 0 and position(path) == before
+
+
+STORES = {"key": "key", "big": "big", "at": "at", "text_first": "[key, part]"}
+KEYED = """
+streams:
+  s: {topic: t, schema: "key STRING, big BIGINT, at TIMESTAMP, part DOUBLE, n BIGINT"}
+stores:
+""" + "".join(f"  {name}: {{stream: s, key: {key}, value: n, reduce: sum}}\n" for name, key in STORES.items())
+
+
+def test_the_keys_of_a_batch_are_found_by_their_values_or_by_a_join(spark, lake, monkeypatch):
+    monkeypatch.setattr("jobs.merge.NAMED", 5)
+    config, offset = lake(KEYED), count(0)
+
+    def event(n):
+        name, day = "it's \\" * (n % 2) + f"ü {n}", f"2024-05-{n % 28 + 1:02}T00:00:00Z"
+        return {"key": name, "big": n - 2**62, "at": day, "part": n / 4, "n": n + 1}
+
+    def values(store):
+        table = rows(spark, f"{config.root}/state/{store}")
+        named = [part.strip("[] ") for part in STORES[store].split(",")] if "[" in STORES[store] else ["key"]
+        return {tuple(row[part] for part in named): row["value"] for row in table}
+
+    batches = [range(40), [3, 39, 39, 100], range(30, 45)]
+    for batch in batches:
+        more(spark, config, [record("t", 0, next(offset), 10**15, "k", event(n)) for n in batch])
+    sent = [n for batch in batches for n in batch]
+    for store in config.stores:
+        found = values(store)
+        assert sum(found.values()) == sum(n + 1 for n in sent), store
+        assert len(found) == (28 if store == "at" else len({*sent})), store
+    assert values("big") == {(n - 2**62,): (n + 1) * sent.count(n) for n in {*sent}}
 
 
 @pytest.fixture
