@@ -103,7 +103,7 @@ class Merge:
         self.spark = new_session(spark)
         if not databricks.here():  # a MERGE is where nothing is marked
             self.spark.conf.set("spark.databricks.delta.merge.deletionVectors.persistent", "false")
-        self.spark.conf.set("spark.sql.parquet.pushdown.inFilterThreshold", NAMED)
+            self.spark.conf.set("spark.sql.parquet.pushdown.inFilterThreshold", NAMED)
         self.config, self.store = config, store
         self.slices, self.shares = slices or Slices(self.spark, config), slices is not None
         self.rule = rule_of(self.spark, config, store)

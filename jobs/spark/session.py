@@ -73,9 +73,8 @@ def session(app: str, log: Path | None = None, root: str = "", **settings: str) 
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
         options.setdefault("spark.sql.warehouse.dir", str(log.parent / "warehouse"))  # not a folder wherever one stands
-    threading.Thread(
-        target=importlib.import_module, args=("pandas",)
-    ).start()  # as pyspark does later, while nothing else waits for it
+    # pyspark imports it with the first rows that it is given, which takes as long as the JVM does to start.
+    threading.Thread(target=importlib.import_module, args=("pandas",)).start()
     builder = SparkSession.builder.appName(app)
     for name, value in (archive.settings(options) if archive else options).items():
         builder = builder.config(name, value)
