@@ -243,7 +243,8 @@ class Merge:
             state = state.where(self._in_touched_buckets(folded_))
         if marking:
             metrics = observed(source or folded_, FOLDED)
-            state = self._of_keys(vectors.with_place(state), folded_, metrics.getAs("keys") if metrics else 0)
+            keys = metrics.getAs("keys") if metrics else folded_.count()
+            state = self._of_keys(vectors.with_place(state), folded_, keys)
         views = {"folded": folded_, "state": state}
         tombstones = None
         if not first and (purges := opened(self.tombstones)) and purges.version() > 0:  # there has been one

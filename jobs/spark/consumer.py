@@ -65,7 +65,7 @@ def read_records(
             if error is None:
                 rows.append(_row(message))
                 ends[place] = offset + 1
-                size += len(message)
+                size += len(message) + len(message.key() or b"")
             elif error.code() == KafkaError._PARTITION_EOF:
                 ended.add(place)
                 ends[place] = offset

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
-from jobs.spark.expressions import ddl
+from jobs.spark.expressions import ddl, schema_of
 from jobs.spark.guard import PLAIN, error_of
 from jobs.spark.lookup import Lookups, count_column
 from statehouse.alike import nulled
@@ -150,7 +151,7 @@ def parse(
     if stream.keep_headers:
         given |= {"_timestamp_type": "STRING", "_headers": HEADER_COLUMNS["_headers"]}
     columns = {**given, **stream.types, **dict.fromkeys(added, "STRING")}
-    schema = ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())
+    schema = schema_of(columns)
     kind = "CASE timestampType WHEN 0 THEN 'CreateTime' WHEN 1 THEN 'LogAppendTime' END"
     if "timestampType" not in records.columns:  # of a file
         kind = "CAST(NULL AS STRING)"
@@ -200,14 +201,11 @@ def parse(
 
 
 def _decode_here(
-    rows: DataFrame, decode: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: str
+    rows: DataFrame, decode: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: StructType
 ) -> DataFrame:
     decoded = [*decode(rows.toArrow().to_batches())]
-    empty = rows.sparkSession.createDataFrame([], schema)
-    if not decoded:
-        return empty
-    table = pa.Table.from_batches(decoded).select(empty.columns)
-    return rows.sparkSession.createDataFrame(table, empty.schema)
+    table = pa.Table.from_batches(decoded).select(schema.names) if decoded else []
+    return rows.sparkSession.createDataFrame(table, schema)
 
 
 def accepted_rows(parsed: DataFrame, stream: Stream) -> DataFrame:

@@ -40,12 +40,11 @@ def brief() -> dict[str, str]:
     compiler only. And each commit leaves a checksum: without that of the one before, a process computes it of the whole log when it first
     writes to a table; one that lives on has it in memory."""
     options = f"{defaults().get(OPTIONS, '')} -XX:TieredStopAtLevel=1"
-    plans = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-    delta = "spark.databricks.delta"
     return {
-        **plans,
-        f"{delta}.writeChecksumFile.enabled": "true",
-        f"{delta}.allFilesInCrc.enabled": "false",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.databricks.delta.writeChecksumFile.enabled": "true",
+        "spark.databricks.delta.allFilesInCrc.enabled": "false",
         OPTIONS: options,
     }
 
