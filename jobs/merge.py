@@ -16,8 +16,8 @@ Before the first step a round makes the tables that are missing, and ends a swap
 ``tests/jobs/test_recover.py`` interrupts it between any two steps.
 
 The last step costs what the rows do: the old ones are marked as deleted where step 1 has found them, the new ones appended
-(:mod:`jobs.spark.vectors`). A small table is written anew. One without deletion vectors, with buckets or with a feed has a MERGE, which
-writes the files anew that have a row of them.
+(:mod:`jobs.spark.vectors`). A small table is written anew (:mod:`jobs.spark.small`). One without deletion vectors, with buckets or with
+a feed has a MERGE, which writes the files anew that have a row of them.
 
 A store without a position reads the whole changelog, by the same steps, and appends instead of merging: a backfill is a
 long first round.
@@ -114,6 +114,7 @@ class Merge:
         self.guard = Guard(f"store {store.name}")
         self.delta: DeltaLog | None = None  # the state as the round found it: whoever commits meanwhile is found out
         self.checked = False  # that the tables are there and of this rule
+        self.rewriting = self.marking = False  # how the round puts its rows in the place of the old ones
 
     def is_backfill(self) -> bool:
         """Whether the next round folds all of a changelog that is not small."""
@@ -174,10 +175,10 @@ class Merge:
             self._append(self._lay_out(rows.where("_present")), head, counts)
         elif not any(totals[name] for name in CHANGES):
             self._move(head, counts)
-        elif not vectors.PLACE.keys().isdisjoint(rows.columns):
-            self._replace(rows, totals, head, counts)
-        elif self.delta and totals["keys"] <= FEW and vectors.is_rewritten(self.delta):
+        elif self.rewriting and totals["keys"] <= FEW:
             self._rewrite(rows, totals, head, counts)
+        elif self._carried and self.delta and vectors.is_enabled(self.delta):
+            self._replace(rows, totals, head, counts)
         else:
             self._merge(rows, head, counts)
         return Round(self.store.name, start, head, counted["events"], totals["keys"], time.monotonic() - began)
@@ -232,26 +233,28 @@ class Merge:
         folded_, source = sql(self.spark, rule.fold("placed", resets), placed=placed), None
         delta = self.delta
         assert delta
-        state = self._read_state()
         partitioned = buckets(delta) and not first
-        marking = not first and vectors.is_enabled(delta) and byte_count(delta) >= small.SMALL
+        self.rewriting = not first and small.is_rewritten(delta)
+        self.marking = not first and vectors.is_enabled(delta) and byte_count(delta) >= small.SMALL
+        state = self._read_state()
         # Looked up besides is where its keys are, which buckets, and the purges in it.
-        if marking or partitioned or (rule.store.windows and resets):
+        if self.marking or partitioned or (rule.store.windows and resets):
             source = folded_.observe(FOLDED, F.count(F.lit(1)).alias("keys"))
             folded_ = source.localCheckpoint()
         if partitioned:
             state = state.where(self._in_touched_buckets(folded_))
-        if marking:
+        if self.marking:
             metrics = observed(source or folded_, FOLDED)
             keys = metrics.getAs("keys") if metrics else folded_.count()
-            state = self._of_keys(vectors.with_place(state), folded_, keys)
+            state = self._of_keys(state, folded_, keys)
         views = {"folded": folded_, "state": state}
         tombstones = None
         if not first and (purges := opened(self.tombstones)) and purges.version() > 0:  # there has been one
             tombstones, views["tombstones"] = "tombstones", small.read(self.spark, self.tombstones)
         spread = rule.spread("folded", "state" if resets and not first else None, tombstones)
-        carried = tuple(vectors.PLACE) if marking else ()
-        new_rows = sql(self.spark, rule.combine(spread, "state", tombstones, again=first, of_state=carried), **views)
+        new_rows = sql(
+            self.spark, rule.combine(spread, "state", tombstones, again=first, of_state=self._carried), **views
+        )
         return new_rows, source
 
     def _of_keys(self, state: DataFrame, rows: DataFrame, count: int) -> DataFrame:
@@ -288,11 +291,9 @@ class Merge:
         log = sql(self.spark, rule.project("log", self.guard.text), log=self._events(None, head))
         whole = log.join(torn, list(rule.key_columns), "semi")  # a purge of a key has no window
         folded_ = sql(self.spark, rule.fold("events"), events=whole)
-        state, carried = self._read_state(), [c for c in rows.columns if c in vectors.PLACE]
-        if carried:
-            state = vectors.with_place(state)
+        state = self._read_state()
         # Of a torn window nothing may be left: the state's own windows tell that there is one to be absent.
-        query = rule.combine(rule.spread("folded", "state", None), "state", None, again=True, of_state=carried)
+        query = rule.combine(rule.spread("folded", "state", None), "state", None, again=True, of_state=self._carried)
         anew = sql(self.spark, query, folded=folded_, state=state).join(torn, list(rule.keys), "semi")
         return rows.where("NOT _conflict").unionByName(anew)
 
@@ -330,26 +331,40 @@ class Merge:
                 self.delta.version(),
                 rows.where("_here").select(*vectors.PLACE) if totals["updated"] or totals["deleted"] else None,
                 self._lay_out(rows.where("_present")),
-                (application(generation(self.delta)), head),
+                self._txn(head),
                 _merged_rows(totals),
             )
+
+    @property
+    def _carried(self) -> tuple[str, ...]:
+        """What a row of the state has besides its columns: where it is, if it is to be replaced there."""
+        return tuple(vectors.PLACE) if self.rewriting or self.marking else ()
 
     def _read_state(self) -> DataFrame:
         """The state as the round found it."""
         assert self.delta
-        return small.read(self.spark, self.state, self.delta)
+        state = small.read(self.spark, self.state, self.delta)
+        return vectors.with_place(state, self.delta) if self._carried else state
 
     def _rewrite(self, rows: DataFrame, totals: dict[str, int], head: int, counts: dict[str, int]) -> None:
         assert self.delta
-        keys = [*self.rule.keys]
-        others = self._read_state().join(F.broadcast(rows.select(*map(quoted, keys))), keys, "left_anti")
-        whole = self._lay_out(others).unionByName(self._lay_out(rows.where("_present"))).coalesce(1)
+        columns, places = [*map(quoted, self.rule.state_columns)], [*vectors.PLACE]
+        collected = rows.where("_present OR _here").select(*columns, *places, "_present").toArrow()
         copied = row_count(self.delta) - totals["updated"] - totals["deleted"]
         with self.committing(head, counts):
-            txn = application(generation(self.delta)), head
-            vectors.replace_all(
-                self.spark, self.state, self.delta, whole, txn, {**_merged_rows(totals), "Copied": copied}
+            small.replace_rows(
+                self.state,
+                self.delta,
+                collected.select(places).drop_null(),
+                collected.filter(collected["_present"]).select([*self.rule.state_columns]),
+                self._txn(head),
+                json.dumps(counts),
+                {**_merged_rows(totals), "Copied": copied},
             )
+
+    def _txn(self, head: int) -> tuple[str, int]:
+        assert self.delta
+        return application(generation(self.delta)), head
 
     def _append(self, rows: DataFrame, head: int, counts: dict[str, int]) -> None:
         with self.committing(head, counts):
@@ -362,10 +377,7 @@ class Merge:
             return
         assert self.delta
         with self.committing(head, counts):
-            txn = application(generation(self.delta)), head
-            vectors.replace_rows(
-                self.spark, self.state, self.delta.version(), None, None, txn, _merged_rows(dict.fromkeys(CHANGES, 0))
-            )
+            small.commit(self.delta, [], "append", self._txn(head), {"userMetadata": json.dumps(counts)})
 
     @contextmanager
     def committing(self, head: int, counts: dict[str, int], raised: int = 0) -> Iterator[None]:

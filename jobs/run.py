@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -243,25 +244,25 @@ def run_merges(
     progress: Progress = SILENT,
 ) -> None:
     """Merge every store that has something new, round after round, until told to stop; the round in hand is finished. Every
-    ``maintain_every``, between two rounds, ``keep`` their tables."""
-    every = config.merge_every / 1000
-    warm, maintained = False, time.monotonic()
+    ``maintain_every`` ``keep`` the tables of each: in the pauses between two rounds, so that no table waits for the upkeep of all."""
+    every, upkeep = config.merge_every / 1000, config.maintain_every / 1000
+    warm, due = False, deque((time.monotonic() + upkeep, merge) for merge in merges)
     stopping.wait(every)  # the first batches are on their way: one round for them, not one for nothing
     with side_by_side() as threads:  # the same in all rounds: each has a thread of the JVM's
         while not stopping.is_set():
             began = time.monotonic()
             worked = catch_up(merges, attempts, stopping, progress, threads)
-            took = time.monotonic() - began  # the upkeep is not the merge's time
-            if time.monotonic() - maintained > config.maintain_every / 1000:
-                for merge in merges:
-                    if not stopping.is_set():
-                        keep(merge)
-                maintained = time.monotonic()
+            took = time.monotonic() - began
             # Half of the time is left to the others; but a table waits for a round and a pause, and with many stores a round is long. The first
             # one is spent on compiling as much as on merging, and measures nothing.
             pause = min(max(IDLE, took), LONGEST_PAUSE) if warm else every
             warm = warm or worked > 0
-            stopping.wait(pause if worked else IDLE)
+            until = time.monotonic() + (pause if worked else IDLE)
+            while due and due[0][0] < (now := time.monotonic()) < until and not stopping.is_set():
+                _, merge = due.popleft()
+                keep(merge)
+                due.append((now + upkeep, merge))
+            stopping.wait(max(0.0, until - time.monotonic()))
 
 
 def catch_up(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ from jobs.attempts import Attempts
 from jobs.ingest import Ingest
 from jobs.maintain import Maintain
 from jobs.merge import Merge
-from jobs.run import merge_once, run_merges
+from jobs.run import IDLE, merge_once, run_merges
 from jobs.spark.slices import Slices
 from statehouse.errors import ConfigError
 from statehouse.tables import opened
@@ -95,23 +96,27 @@ def test_a_table_that_fails_does_not_keep_the_others(spark, lake, caplog):
 
 def test_the_merge_keeps_its_tables_between_two_rounds(lake):
     config = written(lake).model_copy(update={"merge_every": 1, "maintain_every": 1})
-    kept, stopping = [], threading.Event()
+    done, stopping = [], threading.Event()
 
     class Nothing:
         checked, store, slices = True, config.stores[next(iter(config.stores))], Slices(None, config)
 
         def round(self):
-            return None
+            done.append("round")
+
+    def keep(merge):
+        done.append(merge)
+        stopping.wait(2 * IDLE)  # longer than the pause: a merge does not wait for the upkeep of all
 
     merges = [Nothing(), Nothing()]
-    worker = threading.Thread(
-        target=run_merges, args=(merges, Attempts(config, "merge"), stopping, config, kept.append)
-    )
+    worker = threading.Thread(target=run_merges, args=(merges, Attempts(config, "merge"), stopping, config, keep))
     worker.start()
-    wait(lambda: len(kept) >= 4, what="the upkeep")
+    wait(lambda: sum(one != "round" for one in done) >= 4, what="the upkeep")
     stopping.set()
     worker.join(10)
-    assert kept[:4] == merges * 2
+    places = [place for place, one in enumerate(done) if one != "round"]
+    assert [done[place] for place in places[:4]] == merges * 2
+    assert all(later > place + 1 for place, later in pairwise(places))
 
 
 @pytest.mark.slow

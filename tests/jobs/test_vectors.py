@@ -183,9 +183,31 @@ def test_a_slice_without_an_event_of_the_store_moves_its_position_alone(spark, l
 
 
 @pytest.mark.parametrize("size", [0, 8 << 20], ids=["marked", "small"])
-def test_what_a_commits_checksum_says_is_so(spark, lake, monkeypatch, size):
+def test_a_checkpoint_of_the_log_has_what_the_commits_have(spark, lake, monkeypatch, size):
     monkeypatch.setattr("jobs.spark.small.SMALL", size)
+    config, path, known = written(lake), None, []
+    for batch in range(5):
+        records, events = drawn(80 + batch, 20, first=20 * batch)
+        if batch == 3:  # of no store: positions alone are moved
+            records, events = [record("t", 0, 60, 10**15, "k", {"key": None, "n": 1})], []
+        known += events
+        more(spark, config, records, "total")
+        path = f"{config.root}/state/total"
+        if not batch:
+            spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.checkpointInterval' = '1')")
+        elif opened(path).version() > 3:
+            newest = f"{opened(path).version():020}"
+            assert Path(path, "_delta_log", f"{newest}.checkpoint.parquet").is_file()
+            for commit in Path(path, "_delta_log").glob("*.json"):
+                if commit.stem != newest:
+                    commit.unlink()
+            spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+            counts = of_every_reader(spark, path, opened(path).version())
+            assert len({tuple(rows.values()) for rows in counts.values()}) == 1, counts
+        assert state(spark, config, "total") == right(known, "total"), batch
 
+
+def test_what_a_commits_checksum_says_is_so(spark, lake, monkeypatch):
     def with_checksums(spark):
         session = new_session(spark)
         session.conf.set("spark.databricks.delta.writeChecksumFile.enabled", "true")
