@@ -15,9 +15,9 @@ A round for one store, in four steps; what a crash after each leaves behind:
 Before the first step a round makes the tables that are missing, and ends a swap that :mod:`jobs.recover` has begun.
 ``tests/jobs/test_recover.py`` interrupts it between any two steps.
 
-The last step costs what the rows do: the old ones are marked as deleted where step 1 has found them, the new ones appended
-(:mod:`jobs.spark.vectors`). A small table is written anew (:mod:`jobs.spark.small`). One without deletion vectors, with buckets or with
-a feed has a MERGE, which writes the files anew that have a row of them.
+The last step (:mod:`jobs.spark.state`) costs what the rows do: the old ones are marked as deleted where step 1 has found them, the new
+ones appended. A small table is written anew. One without deletion vectors, with buckets or with a feed has a MERGE, which writes the
+files anew that have a row of them.
 
 A store without a position reads the whole changelog, by the same steps, and appends instead of merging: a backfill is a
 long first round.
@@ -25,38 +25,31 @@ long first round.
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 
 from delta.tables import DeltaTable
-from deltalake import DeltaTable as DeltaLog
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from jobs.law import keep_the_law
-from jobs.spark import change_feed, databricks, small, vectors
+from jobs.spark import change_feed, databricks, small
 from jobs.spark.expressions import rule_of
 from jobs.spark.guard import Guard
 from jobs.spark.session import new_session, observed, sql
 from jobs.spark.slices import Slices
+from jobs.spark.state import CHANGES, FEW, State
 from jobs.spark.tables import create_store, finish_swap
 from statehouse.config.models import Config, Store
-from statehouse.errors import FeedLost, StatehouseError
+from statehouse.errors import FeedLost
 from statehouse.spark_sql import quoted
 from statehouse.tables import (
-    BUCKET,
-    application,
     buckets,
     byte_count,
-    folded,
-    generation,
     metadata,
     opened,
     position,
-    row_count,
     table,
 )
 
@@ -65,15 +58,11 @@ ROWS = {  # of a round, counted
     "keys": "count(*)",
     "absent": "count_if(NOT _present)",
     "torn": "count_if(_conflict)",
-    "inserted": "count_if(_present AND NOT _here)",
-    "updated": "count_if(_present AND _here)",
-    "deleted": "count_if(NOT _present AND _here)",
+    **CHANGES,
 }
-CHANGES = ("inserted", "updated", "deleted")  # those of them that change the state
 BACKFILL = 64 << 20  # bytes of a changelog that are folded by all cores and in all of the memory there is
 # Keys that are looked for by their values: files, and pages of files, that have none are passed over. Only of types that are equal in one way.
 NAMED, EXACT = 100, ("STRING", "BIGINT", "INT")
-FEW = 300_000  # keys that are sent to where the state is read, and not the state to where they are
 
 
 @dataclass(frozen=True)
@@ -109,12 +98,11 @@ class Merge:
         self.rule = rule_of(self.spark, config, store)
         self.changelog = table(config, "changelog", store.stream)
         self.state = f"{folder}/state" if folder else table(config, "state", store.name)
+        self.table = State(self.spark, self.rule, self.state)
         self.tombstones = f"{folder}/tombstones" if folder else table(config, "tombstones", store.name)
         self.drafting = folder is not None
         self.guard = Guard(f"store {store.name}")
-        self.delta: DeltaLog | None = None  # the state as the round found it: whoever commits meanwhile is found out
         self.checked = False  # that the tables are there and of this rule
-        self.rewriting = self.marking = False  # how the round puts its rows in the place of the old ones
 
     def is_backfill(self) -> bool:
         """Whether the next round folds all of a changelog that is not small."""
@@ -140,15 +128,16 @@ class Merge:
         head = self.slices.head(self.changelog) if upto is None else upto
         if head is None:
             return None
-        self.delta = opened(self.state)
-        start = folded(self.delta) if self.delta else None
+        self.table.look()
+        start = self.table.position
         if start is None or not self.checked:  # not at every poll: it opens three logs
             if not self.drafting:
                 finish_swap(self.spark, self.config, self.store.name)
-            if self.delta is None and self.rule.store.reducer.written:
+            if not self.table.is_there and self.rule.store.reducer.written:
                 keep_the_law(self.spark, self.rule)
             create_store(self.spark, self.config, self.rule, self.state, self.tombstones)
-            self.checked, self.delta = True, opened(self.state)
+            self.checked = True
+            self.table.look()
         if start == head or head == 0:  # version 0 is the empty table
             return None
         if start is not None and self.slices.are_many(self.config.streams[self.store.stream], start):
@@ -165,22 +154,16 @@ class Merge:
         previous = metadata(self.state, "unkeyed") or {}
         counts = {name: previous.get(name, 0) + counted[name] for name in ("unkeyed", "late")}
         if not counted["events"]:
-            self._move(head, counts)
+            self.table.move(head, counts)
             return Round(self.store.name, start, head, 0, 0, time.monotonic() - began)
         if totals["torn"]:
             rows, totals, _ = self._keep(self._fold_torn_anew(rows, head))
         if totals["absent"]:
             self._remember(rows, head)
         if start is None:
-            self._append(self._lay_out(rows.where("_present")), head, counts)
-        elif not any(totals[name] for name in CHANGES):
-            self._move(head, counts)
-        elif self.rewriting and totals["keys"] <= FEW:
-            self._rewrite(rows, totals, head, counts)
-        elif self._carried and self.delta and vectors.is_enabled(self.delta):
-            self._replace(rows, totals, head, counts)
+            self.table.append(rows.where("_present"), head, counts)
         else:
-            self._merge(rows, head, counts)
+            self.table.replace(rows, totals, head, counts)
         return Round(self.store.name, start, head, counted["events"], totals["keys"], time.monotonic() - began)
 
     def _keep(self, rows: DataFrame) -> tuple[DataFrame, dict[str, int], DataFrame]:
@@ -231,19 +214,14 @@ class Merge:
         rule = self.rule
         placed = sql(self.spark, rule.placed("events"), events=events)
         folded_, source = sql(self.spark, rule.fold("placed", resets), placed=placed), None
-        delta = self.delta
-        assert delta
-        partitioned = buckets(delta) and not first
-        self.rewriting = not first and small.is_rewritten(delta)
-        self.marking = not first and vectors.is_enabled(delta) and byte_count(delta) >= small.SMALL
-        state = self._read_state()
+        partitioned, state = buckets(self.table.delta) and not first, self.table.read()
         # Looked up besides is where its keys are, which buckets, and the purges in it.
-        if self.marking or partitioned or (rule.store.windows and resets):
+        if self.table.marked or partitioned or (rule.store.windows and resets):
             source = folded_.observe(FOLDED, F.count(F.lit(1)).alias("keys"))
             folded_ = source.localCheckpoint()
         if partitioned:
-            state = state.where(self._in_touched_buckets(folded_))
-        if self.marking:
+            state = state.where(self.table.in_touched_buckets(folded_))
+        if self.table.marked:
             metrics = observed(source or folded_, FOLDED)
             keys = metrics.getAs("keys") if metrics else folded_.count()
             state = self._of_keys(state, folded_, keys)
@@ -253,7 +231,7 @@ class Merge:
             tombstones, views["tombstones"] = "tombstones", small.read(self.spark, self.tombstones)
         spread = rule.spread("folded", "state" if resets and not first else None, tombstones)
         new_rows = sql(
-            self.spark, rule.combine(spread, "state", tombstones, again=first, of_state=self._carried), **views
+            self.spark, rule.combine(spread, "state", tombstones, again=first, of_state=self.table.carried), **views
         )
         return new_rows, source
 
@@ -261,27 +239,12 @@ class Merge:
         """The state's rows of the keys of some rows, so many, whatever their windows."""
         keys = [*self.rule.key_columns]
         wanted = rows.select(*map(quoted, keys))
-        if count > FEW:
+        if count > FEW:  # then they are not sent to where the state is read
             return state.join(wanted, keys, "semi")
         if count <= NAMED and self.rule.key_columns[keys[0]] in EXACT:
             values = wanted.select(quoted(keys[0])).distinct().collect()
             state = state.where(F.col(quoted(keys[0])).isin([row[0] for row in values]))
         return state.join(F.broadcast(wanted), keys, "semi")
-
-    def _bucket(self) -> str:
-        return f"{self.rule.bucket(buckets(self.delta) or 1)} AS {BUCKET}"
-
-    def _in_touched_buckets(self, rows: DataFrame) -> str:
-        """SQL: whether a row of the state is in a bucket of some rows. Literals, so that no other one is read, or written."""
-        touched = rows.selectExpr(self._bucket()).distinct().collect()
-        return f"{BUCKET} IN ({', '.join(str(row[BUCKET]) for row in touched) or 'NULL'})"
-
-    def _lay_out(self, rows: DataFrame) -> DataFrame:
-        """Rows with the columns of the state's table; where that has buckets, with the rows of each bucket in one partition."""
-        columns = [*map(quoted, self.rule.state_columns)]
-        if not buckets(self.delta):
-            return rows.select(*columns)
-        return rows.selectExpr(*columns, self._bucket()).repartition(BUCKET)
 
     def _fold_torn_anew(self, rows: DataFrame, head: int) -> DataFrame:
         """The same rows, but those with a ``_conflict`` (a late reset falls between values that are added up) are folded again from the
@@ -291,10 +254,11 @@ class Merge:
         log = sql(self.spark, rule.project("log", self.guard.text), log=self._events(None, head))
         whole = log.join(torn, list(rule.key_columns), "semi")  # a purge of a key has no window
         folded_ = sql(self.spark, rule.fold("events"), events=whole)
-        state = self._read_state()
         # Of a torn window nothing may be left: the state's own windows tell that there is one to be absent.
-        query = rule.combine(rule.spread("folded", "state", None), "state", None, again=True, of_state=self._carried)
-        anew = sql(self.spark, query, folded=folded_, state=state).join(torn, list(rule.keys), "semi")
+        query = rule.combine(
+            rule.spread("folded", "state", None), "state", None, again=True, of_state=self.table.carried
+        )
+        anew = sql(self.spark, query, folded=folded_, state=self.table.read()).join(torn, list(rule.keys), "semi")
         return rows.where("NOT _conflict").unionByName(anew)
 
     def _remember(self, rows: DataFrame, head: int) -> None:
@@ -302,108 +266,6 @@ class Merge:
         remembered = ["*", f"CAST({head} AS BIGINT) AS position", "current_timestamp() AS log_time"]
         frame = sql(self.spark, f"SELECT {self.rule.remembered()} FROM absent", absent=absent).selectExpr(*remembered)
         frame.coalesce(1).write.format("delta").mode("append").save(self.tombstones)
-
-    def _merge(self, rows: DataFrame, head: int, counts: dict[str, int]) -> None:
-        changed, condition = rows.where("_present OR _here"), self.rule.matching("s", "n")
-        columns = {c: f"n.{quoted(c)}" for c in self.rule.state_columns}
-        inserted = columns
-        if buckets(self.delta):
-            condition += f" AND s.{BUCKET} = n.{BUCKET} AND s.{self._in_touched_buckets(changed)}"
-            changed = changed.selectExpr("*", self._bucket())
-            inserted = {**columns, BUCKET: f"n.{BUCKET}"}
-        with self.committing(head, counts):
-            (
-                DeltaTable.forPath(self.spark, self.state)
-                .alias("s")
-                .merge(changed.alias("n"), condition)
-                .whenMatchedDelete("NOT n._present")
-                .whenMatchedUpdate(set={quoted(c): e for c, e in columns.items()})
-                .whenNotMatchedInsert("n._present", values={quoted(c): e for c, e in inserted.items()})
-                .execute()
-            )
-
-    def _replace(self, rows: DataFrame, totals: dict[str, int], head: int, counts: dict[str, int]) -> None:
-        assert self.delta
-        with self.committing(head, counts):
-            vectors.replace_rows(
-                self.spark,
-                self.state,
-                self.delta.version(),
-                rows.where("_here").select(*vectors.PLACE) if totals["updated"] or totals["deleted"] else None,
-                self._lay_out(rows.where("_present")),
-                self._txn(head),
-                _merged_rows(totals),
-            )
-
-    @property
-    def _carried(self) -> tuple[str, ...]:
-        """What a row of the state has besides its columns: where it is, if it is to be replaced there."""
-        return tuple(vectors.PLACE) if self.rewriting or self.marking else ()
-
-    def _read_state(self) -> DataFrame:
-        """The state as the round found it."""
-        assert self.delta
-        state = small.read(self.spark, self.state, self.delta)
-        return vectors.with_place(state, self.delta) if self._carried else state
-
-    def _rewrite(self, rows: DataFrame, totals: dict[str, int], head: int, counts: dict[str, int]) -> None:
-        assert self.delta
-        columns, places = [*map(quoted, self.rule.state_columns)], [*vectors.PLACE]
-        collected = rows.where("_present OR _here").select(*columns, *places, "_present").toArrow()
-        copied = row_count(self.delta) - totals["updated"] - totals["deleted"]
-        with self.committing(head, counts):
-            small.replace_rows(
-                self.state,
-                self.delta,
-                collected.select(places).drop_null(),
-                collected.filter(collected["_present"]).select([*self.rule.state_columns]),
-                self._txn(head),
-                json.dumps(counts),
-                {**_merged_rows(totals), "Copied": copied},
-            )
-
-    def _txn(self, head: int) -> tuple[str, int]:
-        assert self.delta
-        return application(generation(self.delta)), head
-
-    def _append(self, rows: DataFrame, head: int, counts: dict[str, int]) -> None:
-        with self.committing(head, counts):
-            rows.write.format("delta").mode("append").save(self.state)
-
-    def _move(self, head: int, counts: dict[str, int]) -> None:
-        """Only the position moves."""
-        if databricks.here():
-            self._append(self.spark.read.format("delta").load(self.state).limit(0), head, counts)
-            return
-        assert self.delta
-        with self.committing(head, counts):
-            small.commit(self.delta, [], "append", self._txn(head), {"userMetadata": json.dumps(counts)})
-
-    @contextmanager
-    def committing(self, head: int, counts: dict[str, int], raised: int = 0) -> Iterator[None]:
-        """Settings of this store's own session for one commit of the state: its position, and the running counts. Left
-        behind they would skip later writes in silence. ``raised``: by how much the commit raises the generation."""
-        state = opened(self.state)
-        now = (generation(state) if state else 0) + raised
-        settings = {
-            "spark.databricks.delta.write.txnAppId": application(now),
-            "spark.databricks.delta.write.txnVersion": str(head),
-            "spark.databricks.delta.commitInfo.userMetadata": json.dumps(counts),
-        }
-        for name, value in settings.items():
-            self.spark.conf.set(name, value)
-        try:
-            yield
-        finally:
-            for name in settings:
-                self.spark.conf.unset(name)
-        done = opened(self.state)
-        if (
-            not done or folded(done) != head or generation(done) != now
-        ):  # the txn was there already: passed over in silence
-            raise StatehouseError(
-                f"store {self.store.name}: its state was written by another process; one writer a table"
-            )
 
     def expire(self) -> None:
         """Remove what has been kept for long enough: tombstones, and windows whose retention is over. A late event for
@@ -418,8 +280,3 @@ class Merge:
         delta = opened(path)
         if delta and delta.version() > 0:
             DeltaTable.forPath(self.spark, path).delete(condition)
-
-
-def _merged_rows(totals: dict[str, int]) -> dict[str, int]:
-    """Numbers of rows as Delta's MERGE names them."""
-    return {name.capitalize(): totals[name] for name in CHANGES}

@@ -204,7 +204,7 @@ def _swap(draft: Merge, live: Merge, stored: Rule | None) -> None:
         rows = rows.alias("d").join(before, F.expr(rule.matching("d", "l")), "left").selectExpr(*columns)
     counts = metadata(draft.state, "unkeyed") or {"unkeyed": 0, "late": 0}
     properties = {**state_properties(draft.config, rule), GENERATION: str(generation(old) + 1 if old else 1)}
-    with live.committing(head or 0, counts, raised=1):
+    with live.table.committing(head or 0, counts, raised=1):
         replace(rows, live.state, properties)
 
 

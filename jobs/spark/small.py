@@ -27,6 +27,8 @@ from statehouse.tables import byte_count, deleted_rows, files
 
 # Bytes. Such a table is as soon written anew as marked, with some 200,000 keys of a state; and who reads it has few files then.
 SMALL = 8 << 20
+# Delta's features that ask nothing of who commits as it is done here.
+KNOWN = {"appendOnly", "changeDataFeed", "deletionVectors", "invariants", "timestampNtz"}
 
 
 def is_small(delta: DeltaTable) -> bool:
@@ -39,7 +41,15 @@ def is_small(delta: DeltaTable) -> bool:
 
 def is_rewritten(delta: DeltaTable) -> bool:
     """Whether a table is to be written anew by :func:`replace_rows`: a small one, without a feed of what has changed."""
-    return is_small(delta) and delta.metadata().configuration.get(FEED) != "true"
+    return is_small(delta) and is_ours(delta) and delta.metadata().configuration.get(FEED) != "true"
+
+
+def is_ours(delta: DeltaTable) -> bool:
+    """Whether :func:`commit` may write to a table: not to one that somebody has given constraints, clustering, or the like."""
+    protocol = delta.protocol()
+    return protocol.min_writer_version <= 2 or (
+        protocol.min_writer_version == 7 and KNOWN.issuperset(protocol.writer_features or ())
+    )
 
 
 def read(spark: SparkSession, path: str, delta: DeltaTable | None = None, version: int | None = None) -> DataFrame:

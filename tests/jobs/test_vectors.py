@@ -172,6 +172,20 @@ def test_a_small_state_is_written_anew_as_a_whole(spark, lake, root):
         assert len({tuple(rows.values()) for rows in counts.values()}) == 1, (version, counts)
 
 
+@pytest.mark.parametrize("size", [0, 8 << 20], ids=["marked", "small"])
+def test_a_state_that_somebody_has_given_a_constraint_is_merged_on(spark, lake, monkeypatch, size):
+    monkeypatch.setattr("jobs.spark.small.SMALL", size)
+    config = written(lake, where="n > 3")
+    path, events = f"{config.root}/state/total", [("a", 4), ("b", 5), ("a", 6), ("a", 1), ("b", 7)]
+    for offset, (key, n) in enumerate(events):
+        more(spark, config, [record("t", 0, offset, 10**15, key, {"key": key, "n": n})], "total")
+        if not offset:
+            spark.sql(f"ALTER TABLE delta.`{path}` ADD CONSTRAINT named CHECK (key <> '')")
+        assert position(path) == offset + 1
+    assert state(spark, config, "total") == {"a": 10, "b": 12}
+    assert "checkConstraints" in opened(path).protocol().writer_features
+
+
 def test_a_slice_without_an_event_of_the_store_moves_its_position_alone(spark, lake):
     config = written(lake, where="n > 3")
     more(spark, config, [record("t", 0, 0, 10**15, "a", {"key": "a", "n": 4})], "total")
