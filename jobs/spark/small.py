@@ -112,7 +112,8 @@ def commit(delta: DeltaTable, added: list[Any], mode: str, txn: tuple[str, int],
 
 def _without(storage: pa_fs.FileSystem, name: str, places: pa.Table, schema: pa.Schema) -> pa.Table:
     """The rows of a file that are at none of some places."""
-    rows = pq.read_table(name, filesystem=storage, schema=schema, partitioning=None)
+    # Spark itself writes times as INT96, which in nanoseconds are those of three centuries.
+    rows = pq.read_table(name, filesystem=storage, schema=schema, partitioning=None, coerce_int96_timestamp_unit="us")
     gone = places.filter(pc.ends_with(places["_file"], f"/{name}"))["_row"].combine_chunks()
     numbers = pa.array(range(rows.num_rows), gone.type)
     return rows.filter(pc.invert(pc.is_in(numbers, gone)))

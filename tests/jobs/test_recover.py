@@ -18,8 +18,9 @@ from jobs.ingest import Ingest
 from jobs.merge import Merge
 from jobs.recover import recover
 from jobs.run import merge_once
-from jobs.spark import change_feed
+from jobs.spark import change_feed, small
 from jobs.spark import tables as tables_of
+from jobs.spark.state import State
 from statehouse.config.file import rule_file
 from statehouse.decoder import Decoder
 from statehouse.errors import DefinitionChanged, FeedLost
@@ -127,16 +128,18 @@ def test_interrupted_anywhere_the_state_is_as_before_or_the_new_one(spark, lake,
     assert state(spark, config, "total") == new
 
 
-MERGE_STEPS = ("_read", "_rows", "_keep", "_fold_torn_anew", "_remember")
+MERGE_STEPS = tuple((Merge, name) for name in ("_read", "_rows", "_keep", "_fold_torn_anew", "_remember"))
+LAST_STEPS = {"_mark": State, "_rewrite": State, "commit": small}
+HOW = ["after _mark", "before commit", "before _mark", "after _rewrite", "before _rewrite"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", first(2, ["after _replace", "before _rewrite", "before _replace", "after _rewrite"]))
+@pytest.mark.parametrize("how", first(2, HOW))
 def test_a_merge_interrupted_between_any_two_steps_and_tried_again(spark, lake, monkeypatch, how):
     when, last = how.split()
-    if last == "_replace":
+    if last == "_mark":
         monkeypatch.setattr("jobs.spark.small.SMALL", 0)  # its rows are marked, as a large state's
-    steps = (*MERGE_STEPS, last)
+    steps = (*MERGE_STEPS, (LAST_STEPS[last], last))
     config, known = written(lake), []
     stores = [config.stores["total"], config.stores["hours"]]
     ingest = Ingest(spark, config, config.streams["s"])
@@ -148,7 +151,7 @@ def test_a_merge_interrupted_between_any_two_steps_and_tried_again(spark, lake, 
         for store in stores if FULL else stores[number % 2 :][:1]:  # all, or one in turn
             merge = Merge(spark, config, store)
             if step:
-                work = getattr(Merge, step)
+                work = getattr(*step)
 
                 def dies(*arguments, work=work, step=step):
                     reached.add(step)
@@ -157,7 +160,7 @@ def test_a_merge_interrupted_between_any_two_steps_and_tried_again(spark, lake, 
                     raise KeyboardInterrupt
 
                 with monkeypatch.context() as interrupted:
-                    interrupted.setattr(Merge, step, dies)
+                    interrupted.setattr(*step, dies)
                     try:
                         merge.round()
                     except KeyboardInterrupt:
