@@ -86,9 +86,7 @@ def replace_rows(
     Raises deltalake's error where the table has another version by now.
     """
     began = time.monotonic()
-    storage: pa_fs.FileSystem = pa_fs.SubTreeFileSystem(path, pa_fs.LocalFileSystem())
-    if remote(path):
-        storage = pa_fs.PyFileSystem(DeltaStorageHandler(path))
+    storage = _storage(path)
     old = files(delta).select(["path", "size_bytes"]).to_pydict()
     whole = pa.concat_tables([*(_without(storage, name, places, rows.schema) for name in old["path"]), rows])
     added: list[Any] = [_write(storage, whole)] if whole.num_rows else []
@@ -108,6 +106,13 @@ def commit(delta: DeltaTable, added: list[Any], mode: str, txn: tuple[str, int],
     ``overwrite``. Raises deltalake's error where the table has another version by now."""
     properties = CommitProperties({**fields}, max_commit_retries=0, app_transactions=[Transaction(*txn)])
     delta.create_write_transaction(added, mode, delta.schema(), commit_properties=properties)
+
+
+def _storage(path: str) -> pa_fs.FileSystem:
+    """The files of a table, by their names."""
+    if remote(path):
+        return pa_fs.PyFileSystem(DeltaStorageHandler(path))
+    return pa_fs.SubTreeFileSystem(path, pa_fs.LocalFileSystem())
 
 
 def _without(storage: pa_fs.FileSystem, name: str, places: pa.Table, schema: pa.Schema) -> pa.Table:
