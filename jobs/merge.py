@@ -169,11 +169,14 @@ class Merge:
     def _keep(self, rows: DataFrame) -> tuple[DataFrame, dict[str, int], DataFrame]:
         """Compute rows once, and count them as :data:`ROWS` says; also the frame that was computed, which tells what was observed. A
         checkpoint and not a cache: the plan behind it is long, and would be planned again by each step that follows."""
-        watched = rows.observe(TOTALS, *(F.expr(expression).alias(name) for name, expression in ROWS.items()))
+        measures = {**ROWS, "bytes": self.table.size}
+        watched = rows.observe(TOTALS, *(F.expr(expression).alias(name) for name, expression in measures.items()))
         checkpoint, metrics = watched.localCheckpoint(), observed(watched, TOTALS)
         if metrics:
-            return checkpoint, {name: metrics.getAs(name) for name in ROWS}, watched
-        totals = checkpoint.selectExpr(*(f"{expression} AS {name}" for name, expression in ROWS.items())).collect()[0]
+            return checkpoint, {name: metrics.getAs(name) for name in measures}, watched
+        totals = checkpoint.selectExpr(*(f"{expression} AS {name}" for name, expression in measures.items())).collect()[
+            0
+        ]
         return checkpoint, totals.asDict(), watched
 
     def _read(self, start: int | None, head: int) -> tuple[DataFrame, dict[str, int] | None]:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
+import pyspark
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction
@@ -127,7 +128,8 @@ def _without(storage: pa_fs.FileSystem, name: str, places: pa.Table, schema: pa.
 def _write(storage: pa_fs.FileSystem, rows: pa.Table) -> AddAction:
     """Write a file. Of its values the log says nothing: who reads one small file leaves out nothing."""
     name, stream = f"part-00000-{uuid.uuid4()}.snappy.parquet", pa.BufferOutputStream()
-    pq.write_table(rows, stream, store_schema=False)
+    # By it Spark tells that times before 1900, and days before 1582, are of the calendar that they seem to be of.
+    pq.write_table(rows.replace_schema_metadata({"org.apache.spark.version": pyspark.__version__}), stream)
     content = stream.getvalue()
     with storage.open_output_stream(name) as file:
         file.write(content)

@@ -22,7 +22,8 @@ CHANGES = {  # the rows of a round that change the state, counted
     "updated": "count_if(_present AND _here)",
     "deleted": "count_if(NOT _present AND _here)",
 }
-FEW = 300_000  # rows that one process may hold
+FEW = 300_000  # keys that are sent to where the state is read, and not the state to where they are
+ROOM = 256 << 20  # bytes that one process may hold of a state's rows, for each thread that merges
 
 
 class State:
@@ -38,7 +39,8 @@ class State:
         self._delta = opened(self.path)
         self.rewritten = self.marked = False
         if self._delta and folded(self._delta) is not None:
-            self.rewritten = small.is_rewritten(self._delta)
+            ours = {*self.rule.state_columns} == {field.name for field in self._delta.schema().fields}
+            self.rewritten = ours and small.is_rewritten(self._delta)
             self.marked = vectors.is_enabled(self._delta) and byte_count(self._delta) >= small.SMALL
 
     @property
@@ -61,6 +63,20 @@ class State:
     def carried(self) -> tuple[str, ...]:
         """What a row has besides the state's columns: where it is, if it is to be replaced there."""
         return tuple(vectors.PLACE) if self.rewritten or self.marked else ()
+
+    @property
+    def size(self) -> str:
+        """SQL: about how many bytes some rows have in memory; of rows that one process is not to hold that is not asked."""
+        if not self.rewritten:
+            return "CAST(NULL AS BIGINT)"
+        kinds = {quoted(name): kind.upper() for name, kind in self.rule.state_columns.items()}
+        varying = [
+            name if kind in ("STRING", "BINARY") else f"CAST({name} AS STRING)"
+            for name, kind in kinds.items()
+            if kind in ("STRING", "BINARY") or "<" in kind
+        ]
+        lengths = "".join(f" + coalesce(octet_length({text}), 0)" for text in varying)
+        return f"sum(CAST({16 * len(kinds)} AS BIGINT){lengths})"
 
     def read(self) -> DataFrame:
         """All rows, with what is :attr:`carried`."""
@@ -92,12 +108,17 @@ class State:
         the same keys. ``totals`` has how many they are, ``keys``, and the :data:`CHANGES`."""
         if not any(totals[name] for name in CHANGES):
             self.move(head, counts)
-        elif self.rewritten and totals["keys"] <= FEW:
+        elif self.rewritten and self._has_room(totals):
             self._rewrite(rows, totals, head, counts)
         elif self.carried and vectors.is_enabled(self.delta):
             self._mark(rows, totals, head, counts)
         else:
             self._merge(rows, head, counts)
+
+    def _has_room(self, totals: Mapping[str, int]) -> bool:
+        """Whether one process may hold the whole state, if its rows are as large as the new ones."""
+        rows = row_count(self.delta) + totals["keys"]
+        return totals["bytes"] / totals["keys"] * rows <= ROOM
 
     def _rewrite(self, rows: DataFrame, totals: Mapping[str, int], head: int, counts: Mapping[str, int]) -> None:
         columns, places = [*map(quoted, self.rule.state_columns)], [*vectors.PLACE]

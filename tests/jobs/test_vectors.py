@@ -172,6 +172,63 @@ def test_a_small_state_is_written_anew_as_a_whole(spark, lake, root):
         assert len({tuple(rows.values()) for rows in counts.values()}) == 1, (version, counts)
 
 
+@pytest.mark.usefixtures("small")
+def test_a_small_state_of_large_rows_is_not_held_by_one_process(spark, lake, monkeypatch):
+    config = lake("""
+streams: {s: {topic: t, schema: "key STRING, n BIGINT"}}
+stores:
+  text: {stream: s, key: key, value: "repeat(key, n)", reduce: latest}
+  nested: {stream: s, key: key, value: "array(named_struct('a', repeat(key, n), 'b', n))", reduce: latest}
+""")
+
+    def add(offset, *events):
+        records = [record("t", 0, offset + n, 10**15 + offset + n, *event) for n, event in enumerate(events)]
+        more(spark, config, records)
+        return {name: opened(f"{config.root}/state/{name}").history(1)[0]["operation"] for name in config.stores}
+
+    add(0, ("a", {"key": "a", "n": 1}), ("b", {"key": "b", "n": 1}))
+    monkeypatch.setattr("jobs.spark.state.ROOM", 10_000)
+    assert add(2, ("a", {"key": "a", "n": 10})) == {"text": "WRITE", "nested": "WRITE"}
+    large = [(f"k{n}", {"key": f"k{n}", "n": 1000}) for n in range(9)]
+    assert add(3, *large) == {"text": "MERGE", "nested": "MERGE"}
+    of_rows = rows(spark, f"{config.root}/state/text"), rows(spark, f"{config.root}/state/nested")
+    values = {"a": "a" * 10, "b": "b", **{key: key * 1000 for key, _ in large}}
+    assert {r["key"]: r["value"] for r in of_rows[0]} == values
+    assert {r["key"]: r["value"][0]["a"] for r in of_rows[1]} == values
+
+
+@pytest.mark.usefixtures("small")
+def test_a_column_that_somebody_has_added_to_a_small_state_stays(spark, lake):
+    config, path = written(lake), None
+    for offset, key in enumerate("abca"):
+        more(spark, config, [record("t", 0, offset, 10**15, key, {"key": key, "n": 1})], "total")
+        if offset == 1:
+            path = f"{config.root}/state/total"
+            spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS (note STRING)")
+            spark.sql(f"UPDATE delta.`{path}` SET note = 'of ' || key")
+    assert {r["key"]: (r["value"], r["note"]) for r in rows(spark, path)} == {
+        "a": (2, "of a"),
+        "b": (1, "of b"),
+        "c": (1, None),
+    }
+
+
+@pytest.mark.usefixtures("small")
+def test_a_time_of_long_ago_is_what_it_was_to_every_spark(spark, lake):
+    config = lake("""
+streams: {s: {topic: t, schema: "key STRING, at TIMESTAMP"}}
+stores: {last: {stream: s, key: key, value: at, reduce: latest}}
+""")
+    path = f"{config.root}/state/last"
+    for offset, at in enumerate(["0001-01-01T00:00:00Z", "1582-10-04T00:00:00Z", "9999-12-31T23:59:59Z"]):
+        more(spark, config, [record("t", 0, offset, 10**15, "k", {"key": f"k{offset}", "at": at})])
+    other = new_session(spark)
+    for mode in ("EXCEPTION", "LEGACY", "CORRECTED"):  # of a file that does not say which calendar it has
+        other.conf.set("spark.sql.parquet.datetimeRebaseModeInRead", mode)
+        years = other.read.format("delta").load(path).selectExpr("year(value) AS year").collect()
+        assert sorted(row["year"] for row in years) == [1, 1582, 9999]
+
+
 @pytest.mark.parametrize("size", [0, 8 << 20], ids=["marked", "small"])
 def test_a_state_that_somebody_has_given_a_constraint_is_merged_on(spark, lake, monkeypatch, size):
     monkeypatch.setattr("jobs.spark.small.SMALL", size)
