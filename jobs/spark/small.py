@@ -127,11 +127,10 @@ def _without(storage: pa_fs.FileSystem, name: str, places: pa.Table, schema: pa.
 
 def _write(storage: pa_fs.FileSystem, rows: pa.Table) -> AddAction:
     """Write a file. Of its values the log says nothing: who reads one small file leaves out nothing."""
-    name, stream = f"part-00000-{uuid.uuid4()}.snappy.parquet", pa.BufferOutputStream()
+    name = f"part-00000-{uuid.uuid4()}.snappy.parquet"
     # By it Spark tells that times before 1900, and days before 1582, are of the calendar that they seem to be of.
-    pq.write_table(rows.replace_schema_metadata({"org.apache.spark.version": pyspark.__version__}), stream)
-    content = stream.getvalue()
-    with storage.open_output_stream(name) as file:
-        file.write(content)
+    made_by = {"org.apache.spark.version": pyspark.__version__}
+    pq.write_table(rows.replace_schema_metadata(made_by), name, filesystem=storage)
+    size = storage.get_file_info(name).size
     stats = json.dumps({"numRecords": rows.num_rows})
-    return AddAction(name, content.size, {}, int(time.time() * 1000), True, stats)
+    return AddAction(name, size, {}, int(time.time() * 1000), True, stats)
