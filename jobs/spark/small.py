@@ -16,6 +16,7 @@ import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 import pyspark
 from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError
 from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame, SparkSession
@@ -23,6 +24,7 @@ from pyspark.sql.types import StructType
 
 from jobs.spark import databricks
 from jobs.spark.tables import FEED
+from statehouse.errors import StatehouseError, first_line
 from statehouse.places import remote
 from statehouse.tables import byte_count, deleted_rows, files
 
@@ -84,7 +86,7 @@ def replace_rows(
     and ``_row``, from 0), and some more, which have the table's columns. The commit has a ``txn``, an application id with its number,
     a ``note``, and the ``counts`` of rows that MERGE tells, as the JVM's commits have them (:func:`jobs.spark.vectors.replace_rows`).
 
-    Raises deltalake's error where the table has another version by now.
+    Raises StatehouseError where the table has another version by now.
     """
     began = time.monotonic()
     storage = _storage(path)
@@ -104,9 +106,15 @@ def replace_rows(
 
 def commit(delta: DeltaTable, added: list[Any], mode: str, txn: tuple[str, int], fields: Mapping[str, Any]) -> None:
     """Commit files, which are there, to what follows a table's version, with a ``txn`` and some ``fields``; ``mode`` is ``append`` or
-    ``overwrite``. Raises deltalake's error where the table has another version by now."""
+    ``overwrite``. Raises StatehouseError where the table has another version by now."""
     properties = CommitProperties({**fields}, max_commit_retries=0, app_transactions=[Transaction(*txn)])
-    delta.create_write_transaction(added, mode, delta.schema(), commit_properties=properties)
+    version = delta.version()
+    try:
+        delta.create_write_transaction(added, mode, delta.schema(), commit_properties=properties)
+    except CommitFailedError as error:
+        raise StatehouseError(
+            f"{delta.table_uri}: found another version than {version}; one writer a table ({first_line(error)})"
+        ) from error
 
 
 def _storage(path: str) -> pa_fs.FileSystem:

@@ -88,7 +88,9 @@ def test_a_commit_costs_its_rows_and_leaves_the_other_files(spark, lake):
     assert MARKING in opened(path).protocol().reader_features
 
 
-def test_rows_of_a_version_that_is_no_longer_the_newest_are_not_written(spark, lake, monkeypatch):
+@pytest.mark.parametrize("size", [0, 8 << 20], ids=["marked", "small"])
+def test_rows_of_a_version_that_is_no_longer_the_newest_are_not_written(spark, lake, monkeypatch, size):
+    monkeypatch.setattr("jobs.spark.small.SMALL", size)
     config = written(lake)
     more(spark, config, [record("t", 0, 0, 10**15, "a", {"key": "a", "n": 1})], "total")
     path = f"{config.root}/state/total"
