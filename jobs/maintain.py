@@ -98,7 +98,7 @@ class Maintain:
             return
         self._remember(path, delta)
         began = time.monotonic()
-        clustered = delta.metadata().configuration.get(CLUSTERED) is not None
+        clustered = bool(delta.metadata().configuration.get(CLUSTERED))
         spark = self._clustered if clustered else self._plain
         if clustered or files(delta).num_rows > 1 or deleted_rows(delta):
             done = spark.sql(f"OPTIMIZE delta.`{path}`").collect()[0]["metrics"]
