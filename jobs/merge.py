@@ -147,6 +147,8 @@ class Merge:
 
     def _fold_slice(self, start: int | None, head: int) -> Round:
         began = time.monotonic()
+        if start is not None:
+            self.table.choose()
         events, counted = self._read(start, head)
         folded_rows, source = self._rows(events, bool(counted and counted["resets"]), start is None)
         rows, totals, watched = self._keep(folded_rows)
@@ -174,10 +176,8 @@ class Merge:
         checkpoint, metrics = watched.localCheckpoint(), observed(watched, TOTALS)
         if metrics:
             return checkpoint, {name: metrics.getAs(name) for name in measures}, watched
-        totals = checkpoint.selectExpr(*(f"{expression} AS {name}" for name, expression in measures.items())).collect()[
-            0
-        ]
-        return checkpoint, totals.asDict(), watched
+        totals = checkpoint.selectExpr(*(f"{expression} AS {name}" for name, expression in measures.items()))
+        return checkpoint, totals.collect()[0].asDict(), watched
 
     def _read(self, start: int | None, head: int) -> tuple[DataFrame, dict[str, int] | None]:
         """The store's events in (start, head] of the changelog, and their counts; or None, where none of them is a set or a

@@ -38,10 +38,12 @@ class State:
         """Find the newest version."""
         self._delta = opened(self.path)
         self.rewritten = self.marked = False
-        if self._delta and folded(self._delta) is not None:
-            ours = {*self.rule.state_columns} == {field.name for field in self._delta.schema().fields}
-            self.rewritten = ours and small.is_rewritten(self._delta)
-            self.marked = vectors.is_enabled(self._delta) and byte_count(self._delta) >= small.SMALL
+
+    def choose(self) -> None:
+        """Choose how rows are put in the place of others; not at every look, as it reads what files there are."""
+        ours = {*self.rule.state_columns} == {field.name for field in self.delta.schema().fields}
+        self.rewritten = ours and small.is_rewritten(self.delta)
+        self.marked = vectors.is_enabled(self.delta) and byte_count(self.delta) >= small.SMALL
 
     @property
     def delta(self) -> DeltaLog:
