@@ -86,6 +86,7 @@ def test_nothing_is_left_of_a_key(spark, lake):
         replica.stop()
 
 
+@pytest.mark.slow
 def test_a_composite_key_is_given_as_in_kafka(spark, lake):
     config = lake("""
 streams: {s: {topic: t, schema: "a STRING, n INT, ts TIMESTAMP", time: ts}}

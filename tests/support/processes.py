@@ -24,11 +24,16 @@ def session_of(leader: int) -> list[int]:
     return alive
 
 
-def kill_all(leader: subprocess.Popen[bytes]) -> None:
-    """Leave nothing behind, whatever a test has come to."""
+def signal_all(leader: subprocess.Popen[bytes], number: int) -> None:
+    """Send a signal to each process of a session, as systemd does it; one may end in between, or by another's end."""
     for pid in session_of(leader.pid):
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
+
+
+def kill_all(leader: subprocess.Popen[bytes]) -> None:
+    """Leave nothing behind, whatever a test has come to."""
+    signal_all(leader, signal.SIGKILL)
     leader.wait()
 
 

@@ -25,7 +25,7 @@ from tests.support.depth import sized
 from tests.support.lean import lean
 from tests.support.oracle import fold
 from tests.support.pages import folder
-from tests.support.processes import kill_all, session_of, statehouse
+from tests.support.processes import kill_all, session_of, signal_all, statehouse
 from tests.support.records import control, iso, payload, rows, wait
 from tests.support.topics import messages, topic_of
 
@@ -300,8 +300,7 @@ def test_sigterm_to_all_finishes_the_batch_in_hand_and_exits_0_and_a_second_run_
         assert "another process runs 'ingest' on this lake" in said
         before = commits(tmp_path)
         wait(lambda: commits(tmp_path) > before, what="a batch, and the next one in hand")
-        for pid in session_of(first.pid):  # Spark's JVM and its Python workers too, as systemd does
-            os.kill(pid, signal.SIGTERM)
+        signal_all(first, signal.SIGTERM)  # Spark's JVM and its Python workers too
         assert first.wait(120) == 0
         said = (tmp_path / "run.log").read_text()
         assert "Traceback" not in said and "trying again" not in said, said[-3000:]
