@@ -19,8 +19,8 @@ The last step (:mod:`jobs.spark.state`) costs what the rows do: the old ones are
 ones appended. A small table is written anew. One without deletion vectors, with buckets or with a feed has a MERGE, which writes the
 files anew that have a row of them.
 
-A store without a position reads the whole changelog, by the same steps, and appends instead of merging: a backfill is a
-long first round.
+A store without a position reads the whole changelog, by the same steps, and appends instead of merging, unless that is little: a
+backfill is a long first round.
 """
 
 from __future__ import annotations
@@ -140,15 +140,14 @@ class Merge:
             self.table.look()
         if start == head or head == 0:  # version 0 is the empty table
             return None
-        if start is not None and self.slices.are_many(self.config.streams[self.store.stream], start):
+        if self.slices.are_many(self.config.streams[self.store.stream], start):
             with self.slices.alone:
                 return self._fold_slice(start, head)
         return self._fold_slice(start, head)
 
     def _fold_slice(self, start: int | None, head: int) -> Round:
         began = time.monotonic()
-        if start is not None:
-            self.table.choose()
+        self.table.choose()
         events, counted = self._read(start, head)
         folded_rows, source = self._rows(events, bool(counted and counted["resets"]), start is None)
         rows, totals, watched = self._keep(folded_rows)
@@ -162,10 +161,7 @@ class Merge:
             rows, totals, _ = self._keep(self._fold_torn_anew(rows, head))
         if totals["absent"]:
             self._remember(rows, head)
-        if start is None:
-            self.table.append(rows.where("_present"), head, counts)
-        else:
-            self.table.replace(rows, totals, head, counts)
+        self.table.replace(rows, totals, head, counts)
         return Round(self.store.name, start, head, counted["events"], totals["keys"], time.monotonic() - began)
 
     def _keep(self, rows: DataFrame) -> tuple[DataFrame, dict[str, int], DataFrame]:
@@ -183,11 +179,7 @@ class Merge:
         """The store's events in (start, head] of the changelog, and their counts; or None, where none of them is a set or a
         purge: then they are read once, and counted by the way."""
         try:
-            if start is None:
-                slice_ = self._events(None, head)
-                only_reports = slice_.where("_op <> 'report'").isEmpty()
-            else:
-                slice_, only_reports = self.slices.read(self.spark, self.config.streams[self.store.stream], start, head)
+            slice_, only_reports = self.slices.read(self.spark, self.config.streams[self.store.stream], start, head)
         except Exception as error:
             if change_feed.is_gone(error):
                 raise FeedLost(
@@ -196,9 +188,6 @@ class Merge:
             raise
         events = sql(self.spark, f"SELECT * FROM {self.rule.events('log', self.guard.text)}", log=slice_)
         return (events.observe(COUNTS, *self._counts()), None) if only_reports else (events, self._count_events(events))
-
-    def _events(self, start: int | None, head: int) -> DataFrame:
-        return change_feed.events(self.spark, self.config, self.config.streams[self.store.stream], start, head)
 
     def _counts(self) -> list[Column]:
         return [F.expr(expression).alias(name) for name, expression in self.rule.counts.items()]
@@ -254,7 +243,8 @@ class Merge:
         whole changelog."""
         rule = self.rule
         torn = F.broadcast(rows.where("_conflict").select(*map(quoted, rule.keys)))
-        log = sql(self.spark, rule.project("log", self.guard.text), log=self._events(None, head))
+        rows_of_all = change_feed.events(self.spark, self.config, self.config.streams[self.store.stream], None, head)
+        log = sql(self.spark, rule.project("log", self.guard.text), log=rows_of_all)
         whole = log.join(torn, list(rule.key_columns), "semi")  # a purge of a key has no window
         folded_ = sql(self.spark, rule.fold("events"), events=whole)
         # Of a torn window nothing may be left: the state's own windows tell that there is one to be absent.

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from jobs.spark import change_feed
 from jobs.spark.session import observed
 from statehouse.config.models import Config, Stream
-from statehouse.tables import opened, rows_since, table
+from statehouse.tables import opened, rows_and_bytes, rows_since, table
 
 OTHERS = "others"
 MOST = 1_000_000  # rows: of more each store reads what it needs, and has the cores and the memory to itself
@@ -29,8 +29,8 @@ class Slices:
         self._lock, self._reading = threading.Lock(), threading.Lock()
         self.alone = threading.Lock()  # held while a store does much
         self._heads: dict[str, tuple[float, int]] = {}
-        self._slices: dict[str, tuple[int, int, bool]] = {}
-        self._many: dict[tuple[str, int], bool] = {}
+        self._slices: dict[str, tuple[int | None, int, bool]] = {}
+        self._many: dict[tuple[str, int | None], bool] = {}
 
     def head(self, path: str) -> int | None:
         """A changelog's newest version; None where there is none yet."""
@@ -45,9 +45,9 @@ class Slices:
                 self._heads[path] = now, version
             return version
 
-    def read(self, spark: SparkSession, stream: Stream, start: int, head: int) -> tuple[DataFrame, bool]:
-        """The rows of (start, head] that a stream's stores fold, in a session, and whether all of them are reports. Raises what Delta
-        raises where the changelog no longer has them (:func:`jobs.spark.change_feed.is_gone`)."""
+    def read(self, spark: SparkSession, stream: Stream, start: int | None, head: int) -> tuple[DataFrame, bool]:
+        """The rows of (start, head] that a stream's stores fold, in a session, and whether all of them are reports; all up to head where
+        start is None. Raises what Delta raises where the changelog no longer has them (:func:`jobs.spark.change_feed.is_gone`)."""
         if self.are_many(stream, start):
             rows = change_feed.events(spark, self._config, stream, start, head)
             return rows, rows.where("_op <> 'report'").isEmpty()
@@ -59,11 +59,12 @@ class Slices:
             # Sessions share nothing else by name.
             return spark.table(f"global_temp.{self._name(stream)}"), last[2]
 
-    def are_many(self, stream: Stream, start: int) -> bool:
-        """Whether a changelog has got more than :data:`MOST` rows since a version."""
-        asked = stream.name, start
+    def are_many(self, stream: Stream, start: int | None) -> bool:
+        """Whether a changelog has got more than :data:`MOST` rows since a version, or has them at all where that is None."""
+        asked, path = (stream.name, start), table(self._config, "changelog", stream.name)
         if asked not in self._many:
-            self._many[asked] = rows_since(table(self._config, "changelog", stream.name), start) > MOST
+            count = rows_since(path, start) if start is not None else rows_and_bytes(path)[0]
+            self._many[asked] = count > MOST
         return self._many[asked]
 
     def forget(self) -> None:
@@ -75,7 +76,7 @@ class Slices:
                 self._spark.catalog.dropGlobalTempView(self._name(self._config.streams[name]))
             self._slices.clear()
 
-    def _keep(self, stream: Stream, start: int, head: int) -> bool:
+    def _keep(self, stream: Stream, start: int | None, head: int) -> bool:
         stores = [store.definition for store in self._config.stores.values() if store.stream == stream.name]
         named = json.dumps(stores).lower()
         unnamed = () if "*" in named else [name for name in SELDOM if name not in named]

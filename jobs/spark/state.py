@@ -90,11 +90,6 @@ class State:
         touched = rows.selectExpr(self._bucket()).distinct().collect()
         return f"{BUCKET} IN ({', '.join(str(row[BUCKET]) for row in touched) or 'NULL'})"
 
-    def append(self, rows: DataFrame, head: int, counts: Mapping[str, int]) -> None:
-        """Commit the position with some rows, as :meth:`Rule.combine` gives them, of keys that the state has not."""
-        with self.committing(head, counts):
-            self._lay_out(rows).write.format("delta").mode("append").save(self.path)
-
     def move(self, head: int, counts: Mapping[str, int]) -> None:
         """Commit the position alone."""
         if databricks.here() or not small.is_ours(self.delta):
@@ -112,15 +107,22 @@ class State:
             self.move(head, counts)
         elif self.rewritten and self._has_room(totals):
             self._rewrite(rows, totals, head, counts)
+        elif not row_count(self.delta):
+            self._append(rows.where("_present"), head, counts)
         elif self.carried and vectors.is_enabled(self.delta):
             self._mark(rows, totals, head, counts)
         else:
             self._merge(rows, head, counts)
 
     def _has_room(self, totals: Mapping[str, int]) -> bool:
-        """Whether one process may hold the whole state, if its rows are as large as the new ones."""
-        rows = row_count(self.delta) + totals["keys"]
-        return totals["bytes"] / totals["keys"] * rows <= ROOM
+        """Whether one process may hold the whole state, if its rows are as large as the new ones. A first batch that is not small had
+        better be written by all cores."""
+        rows = row_count(self.delta)
+        return totals["bytes"] / totals["keys"] * (rows + totals["keys"]) <= (ROOM if rows else small.SMALL)
+
+    def _append(self, rows: DataFrame, head: int, counts: Mapping[str, int]) -> None:
+        with self.committing(head, counts):
+            self._lay_out(rows).write.format("delta").mode("append").save(self.path)
 
     def _rewrite(self, rows: DataFrame, totals: Mapping[str, int], head: int, counts: Mapping[str, int]) -> None:
         columns, places = [*map(quoted, self.rule.state_columns)], [*vectors.PLACE]

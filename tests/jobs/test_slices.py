@@ -50,9 +50,8 @@ def test_one_slice_for_all_stores_and_another_for_one_that_is_behind(spark, lake
         starts = {position(merge.state) for merge in some}
         counted.clear()
         assert catch_up(some, attempts, threading.Event()) == len(some) and not attempts.errors
-        if batch:
-            whole = [read for read in counted if read[0] is None]  # of keys that are folded anew
-            assert len(counted) - len(whole) == len(starts), counted
+        whole = [read for read in counted if read[0] is None] if batch else []  # of keys that are folded anew
+        assert len(counted) - len(whole) == len(starts), counted
         for merge in some:
             assert state(spark, config, merge.store.name) == right(known, merge.store.name), batch
         views = [row.viewName for row in spark.sql("SHOW VIEWS IN global_temp").collect()]
@@ -90,11 +89,11 @@ def test_of_many_rows_each_store_reads_what_it_needs_one_at_a_time(spark, lake, 
     config, known = written(lake), []
     slices, attempts = Slices(spark, config, patience=60.0), Attempts(config, "merge")
     merges = [Merge(spark, config, store, slices=slices) for store in config.stores.values()]
+    monkeypatch.setattr("jobs.spark.slices.MOST", 39)
     with ThreadPoolExecutor(3) as threads:
         for batch in range(3):
             known += ingested(spark, config, 80 + batch, 40 * batch)
             if batch == 1:
-                monkeypatch.setattr("jobs.spark.slices.MOST", 39)
                 spark.sql(f"OPTIMIZE delta.`{merges[0].changelog}`")  # adds no rows
             if batch == 2:
                 monkeypatch.setattr("jobs.spark.slices.MOST", 40)

@@ -176,6 +176,23 @@ def test_a_small_state_is_written_anew_as_a_whole(spark, lake, root, monkeypatch
         assert len({tuple(rows.values()) for rows in counts.values()}) == 1, (version, counts)
 
 
+@pytest.mark.parametrize(("room", "engine"), [(8 << 20, "delta-rs"), (1000, "Apache-Spark")])
+def test_a_first_batch_is_written_by_one_process_if_it_is_little(spark, lake, monkeypatch, room, engine):
+    monkeypatch.setattr("jobs.spark.small.SMALL", room)
+    config = written(lake)
+    records, first = drawn(7, 60)
+    more(spark, config, records)
+    for name in config.stores:
+        path = f"{config.root}/state/{name}"
+        commits = opened(path).history(1)
+        assert commits[0]["engineInfo"].startswith(engine), (name, commits)
+        assert folded(opened(path)) == 1 and state(spark, config, name) == right(first, name)
+    records, events = drawn(8, 60, first=60)
+    more(spark, config, records)
+    for name in config.stores:
+        assert state(spark, config, name) == right([*first, *events], name)
+
+
 @pytest.mark.usefixtures("small")
 def test_a_small_state_of_large_rows_is_not_held_by_one_process(spark, lake, monkeypatch):
     config = lake("""
