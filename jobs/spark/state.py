@@ -107,7 +107,7 @@ class State:
             self.move(head, counts)
         elif self.rewritten and self._has_room(totals):
             self._rewrite(rows, totals, head, counts)
-        elif not row_count(self.delta):
+        elif not byte_count(self.delta):
             self._append(rows.where("_present"), head, counts)
         elif self.carried and vectors.is_enabled(self.delta):
             self._mark(rows, totals, head, counts)
