@@ -160,7 +160,7 @@ def test_a_fuzzer_finds_nothing(tried: Service, tmp_path: Path) -> None:
         "run",
     ]
     command += [f"{tried.url}/openapi.json", "-H", f"Authorization: Bearer {TOKENS['all']}", "--no-color"]
-    command += ["--continue-on-failure", "--checks", "all", "--max-examples", str(EXAMPLES)]
+    command += ["--continue-on-failure", "--request-timeout", "120", "--checks", "all", "--max-examples", str(EXAMPLES)]
     command += [] if FULL else ["--include-path-regex", SOME, "--seed", "1"]  # CI is no lottery
     hooks = {"SCHEMATHESIS_HOOKS": "tests.support.schemathesis_hooks", "PYTHONPATH": str(TOP)}
     done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **hooks}, capture_output=True, text=True)

@@ -21,7 +21,7 @@ TOKENS = {"all": "may-read-and-write", "read": "may-only-read"}
 CONFIG = """
 root: ./lake
 kafka: {{bootstrap.servers: "{bootstrap}"}}
-api: {{tokens: tokens.yaml, max_rows: 50, max_time: {max_time}, max_key: {max_key}}}
+api: {{tokens: tokens.yaml, max_rows: 50, max_key: {max_key}}}
 streams:
   s:
     topic: {topic}
@@ -109,9 +109,7 @@ def tried(spark, broker, tmp_path_factory):
         for name, token in TOKENS.items()
     )
     (folder / "tokens.yaml").write_text(names)
-    (folder / "statehouse.yaml").write_text(
-        CONFIG.format(bootstrap=broker.bootstrap, topic=TOPIC, max_key=MAX_KEY, max_time="4 seconds")
-    )
+    (folder / "statehouse.yaml").write_text(CONFIG.format(bootstrap=broker.bootstrap, topic=TOPIC, max_key=MAX_KEY))
     config = load(folder / "statehouse.yaml", {})
     topic = NewTopic(TOPIC, num_partitions=2, replication_factor=1)
     client = AdminClient({"bootstrap.servers": broker.bootstrap})
