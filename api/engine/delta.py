@@ -19,6 +19,7 @@ from deltalake import DeltaTable
 
 from api.engine.duck import Connection, literal, quoted
 from statehouse.tables import BUCKET, MARKING, deleted_rows
+from statehouse.tables import files as table_files
 
 PLAIN = {"timestampNtz"}  # what a reader may have to know besides, without a difference to the files
 Which = Callable[[pa.Table], pa.Array]
@@ -48,7 +49,7 @@ def parts(
     it says so."""
     view = quoted(name)
     delta = DeltaTable(path, version=version)
-    actions = pa.table(delta.get_add_actions(flatten=which is not None))
+    actions = table_files(delta)
     files = actions["path"].to_pylist()
     if not _plain(delta, path, files):
         how = f"TYPE delta, READ_ONLY, PIN_SNAPSHOT, VERSION {int(version)}"

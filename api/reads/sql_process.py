@@ -29,6 +29,7 @@ import pyarrow as pa
 
 from api.engine.delta import pin
 from api.engine.duck import ROWS, Connection, literal, quoted, reach
+from statehouse.tables import files as table_files
 from statehouse.tables import opened
 
 LENGTH = struct.Struct(">Q")
@@ -175,7 +176,7 @@ def _views(db: Connection, tables: Mapping[str, str]) -> dict[str, int]:
         if schema:
             db.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}")
         db.execute(f"CREATE VIEW {at} AS SELECT {columns} FROM {view}")
-        files += [f"{path}/{unquote(file)}" for file in pa.table(delta.get_add_actions())["path"].to_pylist()]
+        files += [f"{path}/{unquote(file)}" for file in table_files(delta)["path"].to_pylist()]
     db.execute(f"SET allowed_paths = [{', '.join(map(literal, files))}]")
     return versions
 

@@ -8,13 +8,12 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import pyarrow as pa
 from deltalake import DeltaTable
 
 from api.errors import unknown
 from api.reads.sql import tables as tables_of
 from statehouse.config.models import Config
-from statehouse.tables import byte_count, opened, row_count
+from statehouse.tables import byte_count, files, opened, row_count
 
 FRESH_SECONDS = 1.0  # for which what was read of a log is new enough
 REMEMBERED = 2000  # commits of a table
@@ -70,8 +69,7 @@ class Log:
         since = self.size.version if self.size else delta.version() - REMEMBERED
         new = delta.history(min(REMEMBERED, max(1, delta.version() - since)))
         self.commits = [*map(commit, new), *self.commits][:REMEMBERED]
-        actions = pa.table(delta.get_add_actions())
-        self.size = Size(delta.version(), row_count(delta), byte_count(delta), actions.num_rows)
+        self.size = Size(delta.version(), row_count(delta), byte_count(delta), files(delta).num_rows)
 
     def sized_commits(self) -> Iterator[dict[str, Any]]:
         """The commits, newest first, with the ``files`` and ``bytes`` that the table had after each, as far back as its log tells."""
