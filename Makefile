@@ -84,6 +84,7 @@ demo: java ## Kafka, simulated agents and tills, the jobs and the API, until Ctr
 	@$(BIN)/python -m demo
 
 # docs/nginx is tested under the real one. RUNLEVEL: the package would start a server of its own on port 80.
+# What apt-get installs comes one after the other: it has a lock.
 NGINX := nginx libnginx-mod-http-lua lua-cjson
 nginx: install
 	@if dpkg -s $(NGINX) >/dev/null 2>&1; then exit 0; fi; \
@@ -95,7 +96,7 @@ nginx: install
 	fi
 
 # The screens are tested in a real browser.
-chromium: install
+chromium: install | nginx
 	@if command -v chromium >/dev/null; then exit 0; fi; \
 	if command -v apt-get >/dev/null && $(AS_ROOT) true 2>/dev/null; then \
 		echo "chromium is missing, for its tests: installing it with apt-get (log: .venv/apt-chromium.log) ..."; \
@@ -105,7 +106,7 @@ chromium: install
 	fi
 
 # Debezium reads a real PostgreSQL. Debian's package would start a server of its own, which RUNLEVEL keeps it from.
-postgres: install
+postgres: install | chromium
 	@if ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1; then exit 0; fi; \
 	if command -v apt-get >/dev/null && $(AS_ROOT) true 2>/dev/null; then \
 		echo "PostgreSQL is missing, for its tests: installing it with apt-get (log: .venv/apt-postgresql.log) ..."; \
@@ -117,7 +118,8 @@ postgres: install
 # One process; JOBS=2: two, each with a Spark session and a Kafka of its own (tests/support/balance.py).
 JOBS ?= 1
 IN_TWO := $(if $(filter-out 1,$(JOBS)),--numprocesses $(JOBS) --dist loadscope --no-loadscope-reorder)
-test: lint classes nginx chromium postgres ## lint, then all tests, each at the smallest size that shows what it holds
+test: install ## lint, then all tests, each at the smallest size that shows what it holds
+	@$(MAKE) --no-print-directory --jobs=3 lint classes nginx chromium postgres
 	@$(BIN)/python -m pytest --durations 10 $(IN_TWO)
 
 law fuzz soak: install classes ## the law, the API under fuzzers, and what runs for long, at full size

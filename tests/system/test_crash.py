@@ -25,7 +25,7 @@ from tests.support.depth import sized
 from tests.support.lean import lean
 from tests.support.oracle import fold
 from tests.support.pages import folder
-from tests.support.processes import kill_all, session_of, signal_all, statehouse
+from tests.support.processes import kill_all, session_of, signal_all
 from tests.support.records import control, iso, payload, rows, wait
 from tests.support.topics import messages, topic_of
 
@@ -202,8 +202,8 @@ def told_in_time(bootstrap, spark, config, topic):
 
 @pytest.mark.slow
 @pytest.mark.crash
-def test_killed_again_and_again_while_events_flow(broker, spark, tmp_path):
-    topic = f"crash-{os.getpid()}"
+def test_killed_again_and_again_while_events_flow(broker, spark, folder):
+    topic, tmp_path = f"crash-{os.getpid()}", folder
     (tmp_path / "statehouse.yaml").write_text(CONFIG.format(bootstrap=broker.bootstrap, topic=topic))
     config = load(tmp_path / "statehouse.yaml", {})
     dice = random.Random()
@@ -253,8 +253,9 @@ def test_killed_again_and_again_while_events_flow(broker, spark, tmp_path):
     assert len(reached) == len(MORE) and len(set(reached)) > len(MORE) / 2
     versions = []
     for _ in range(2):  # the second time without any checkpoint, and with nothing to do
-        statehouse(tmp_path, "run", "--once", env=lean("jobs"))
-        status = json.loads(statehouse(tmp_path, "status", "--json"))
+        code, said = pages.statehouse(["run", "--once"], {})
+        assert code == 0, said[-3000:]
+        status = json.loads(pages.statehouse(["status", "--json"], {})[1])
         stream = status["streams"][0]
         assert stream["behind"] == 0
         assert stream["events"] + stream["quarantined"] == len(source.acknowledged)

@@ -20,10 +20,10 @@ from confluent_kafka import Producer
 from statehouse import kafka
 from statehouse.config.file import load
 from statehouse.payload import micros_of
-from tests.support import postgres
+from tests.support import pages, postgres
 from tests.support.depth import first, sized
 from tests.support.pages import folder
-from tests.support.processes import kill_all, statehouse
+from tests.support.processes import kill_all
 from tests.support.records import create, rows, wait
 
 __all__ = ["folder"]  # a fixture
@@ -200,7 +200,8 @@ def test_the_state_is_the_table(broker, spark, folder, schemas):
             assert producer.flush(60) == 0
             os.killpg(jobs.pid, signal.SIGTERM)
             assert jobs.wait(120) == 0
-            statehouse(folder, "run", "--once")
+            code, said = pages.statehouse(["run", "--once"], {})
+            assert code == 0, said[-3000:]
             state = {row["key"]: row["value"] for row in rows(spark, f"{config.root}/state/account")}
             assert {key: as_text(row) for key, row in state.items()} == right
             wait(lambda: shown(url) == right, seconds=60, step=0.5, what="the API's scan")
