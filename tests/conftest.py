@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import shutil
@@ -42,6 +43,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long groups first, where processes share the work."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         balance.sort(items)
+
+
+def pytest_collection_finish() -> None:
+    """What there is by now stays: the API, which looks for garbage whenever it has read a version, need not look through all tests."""
+    gc.collect()
+    gc.freeze()
 
 
 def _java() -> bool:

@@ -18,8 +18,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from api.engine.duck import Connection, literal, quoted
-from statehouse.tables import BUCKET, MARKING, deleted_rows
-from statehouse.tables import files as table_files
+from statehouse.tables import BUCKET, MARKING, deleted_rows, files
 
 PLAIN = {"timestampNtz"}  # what a reader may have to know besides, without a difference to the files
 Which = Callable[[pa.Table], pa.Array]
@@ -49,9 +48,9 @@ def parts(
     it says so."""
     view = quoted(name)
     delta = DeltaTable(path, version=version)
-    actions = table_files(delta)
-    files = actions["path"].to_pylist()
-    if not _plain(delta, path, files):
+    actions = files(delta)
+    names = actions["path"].to_pylist()
+    if not _plain(delta, path, names):
         how = f"TYPE delta, READ_ONLY, PIN_SNAPSHOT, VERSION {int(version)}"
         db.execute(f"ATTACH {literal(path)} AS {quoted(f'{name}@')} ({how})")
         shown = "*" if BUCKET not in delta.metadata().partition_columns else f"* EXCLUDE ({BUCKET})"
@@ -64,12 +63,12 @@ def parts(
     none = ", ".join(f"CAST(NULL AS {kind}) AS {column}" for column, kind in columns)
     casts = ", ".join(f"CAST({column} AS {kind}) AS {column}" for column, kind in columns)
     if which:
-        files = actions["path"].filter(which(actions)).to_pylist()
+        names = actions["path"].filter(which(actions)).to_pylist()
     deleted = deleted_rows(delta)
-    step = at_once or len(files) or 1
-    for first in range(0, len(files) or 1, step):
+    step = at_once or len(names) or 1
+    for first in range(0, len(names) or 1, step):
         rows = f"SELECT * FROM (SELECT {none}) WHERE FALSE"
-        if some := files[first : first + step]:
+        if some := names[first : first + step]:
             places = ", ".join(literal(f"{path}/{unquote(file)}") for file in some)
             found = f"read_parquet([{places}], union_by_name = true, hive_partitioning = false)"
             if marked := [(n, deleted[file]) for n, file in enumerate(map(unquote, some)) if file in deleted]:

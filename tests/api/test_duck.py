@@ -40,6 +40,7 @@ def test_what_sql_can_get_at(tmp_path: Path, root: str) -> None:
             "RESET allowed_directories",
             "INSTALL httpfs",
             "LOAD httpfs",
+            f"LOAD {duck.literal(f'{at}/own.duckdb_extension')}",
             "SELECT * FROM read_csv('http://127.0.0.1:1/x.csv')",
         ):
             with pytest.raises((duckdb.PermissionException, duckdb.InvalidInputException)):

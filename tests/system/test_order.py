@@ -321,7 +321,7 @@ class Changes(Lake):
 def test_routes_from_a_store_tell_the_states_in_that_order(spark, lake, monkeypatch):
     monkeypatch.setattr("jobs.spark.steps.PASS", 1)  # a deep tree
     changes = Changes(spark, lake(ROUTED))
-    for seed, resets in ((2, True), (3, False), (4, True)):
+    for seed, resets in ((2, True), (3, False), (4, True))[: sized(2, 3)]:
         changes.ingest(seed, sized(25, 40), resets)
         changes.merge()
         changes.send()
