@@ -76,14 +76,15 @@ def test_all_come_in_by_one_block(spark, doors, signed, kind, tmp_path, tmp_path
     caplog.set_level(logging.DEBUG)
     spark.sparkContext.setLogLevel("INFO")
     ingests = {name: Ingest(spark, config, stream) for name, stream in config.streams.items()}
-    merge = Merge(spark, config, config.stores["last"])
-    merge.round()
+    merges = [Merge(spark, config, store) for store in config.stores.values()]
+    for merge in merges:
+        merge.round()
     client = (app := create_app(config)).test_client()
     try:
         assert client.put("/stores/last/keys/a", json={"value": 7}).status_code == 202  # the API's writer
         eventually(lambda: client.get("/stores/last/keys/a").get_json().get("value") == 7)  # its follower
         ingests["s"].run(once=True)  # Spark's source of streams
-        merge.round()
+        merges[0].round()
         assert {row["key"]: row["value"] for row in rows(spark, f"{config.root}/state/last")} == {"a": 7}
         assert Publisher(spark, config, config.stores["last"]).round().count == 1  # its source of batches, and its sink
         eventually(lambda: client.get("/stores/copy/keys/a").get_json().get("value") == 7)
