@@ -69,7 +69,7 @@ def test_a_report_from_before_a_purge_is_told_though_its_window_never_was(lake, 
         events.append(("k", ("hours",), {"op": op, "agent": "p", "n": 1, "order": (time, 0, offset)}))
         records.append(record("t", 0, offset, time, "k", body))
     house.ingest_these(records, events)
-    house.merge()
+    house.merge("hours")
     house.send()
     house.check([("hours", "append")])
 
@@ -91,7 +91,7 @@ def test_a_keys_messages_are_in_the_order_of_the_log_whatever_is_asked_for(lake,
     for _ in range(2):
         for count in (40, 5, 60, 3, 20):  # a file each, of which Spark reads the largest first
             house.ingest(random.randrange(10**6), count, resets=False)
-        house.merge()
+        house.merge("total")
         house.send(*asked)
         house.started()
     for name, topic in topics.items():
@@ -106,10 +106,10 @@ def test_a_keys_messages_are_in_the_order_of_the_log_whatever_is_asked_for(lake,
 def test_after_a_crash_a_recovery_or_a_lost_log_each_event_is_there_once(routed, broker, monkeypatch):
     names, topic = ("total_resend", "told"), routed.config.routes["told"].to.topic
     routed.ingest(random.randrange(10**6), 20)
-    routed.merge()
+    routed.merge("total")
     routed.send(*names)
     routed.ingest(random.randrange(10**6), 20)
-    routed.merge()
+    routed.merge("total")
     with monkeypatch.context() as patch:  # what was sent is not noted
         patch.setattr(Position, "move", lambda *_: (_ for _ in ()).throw(RuntimeError("killed")))
         with pytest.raises(RuntimeError, match="killed"):
@@ -118,10 +118,10 @@ def test_after_a_crash_a_recovery_or_a_lost_log_each_event_is_there_once(routed,
     routed.send("told")
     recover(routed.spark, routed.config, routed.config.stores["total"], swap=True)  # the state from before is no more
     routed.ingest(random.randrange(10**6), 20)
-    routed.merge()
+    routed.merge("total")
     routed.send(*names)
     routed.ingest(random.randrange(10**6), 20)
-    routed.merge()
+    routed.merge("total")
     monkeypatch.setattr("jobs.spark.change_feed.changes", lost)  # the first time
     routed.send(*names)
     routed.check([("total", "resend")])

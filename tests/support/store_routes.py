@@ -177,9 +177,9 @@ class Lake:
         ingest = Ingest(self.spark, self.config, self.config.streams["s"])
         ingest.batch(self.spark.createDataFrame(records, SCHEMA))
 
-    def merge(self):
-        for store in self.config.stores.values():
-            merge_once(Merge(self.spark, self.config, store))
+    def merge(self, *names):
+        for name in names or self.config.stores:
+            merge_once(Merge(self.spark, self.config, self.config.stores[name]))
 
     def send(self, *names):
         return [self.routers[name].round() for name in names or self.routers]
