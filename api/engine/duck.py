@@ -55,8 +55,8 @@ def connect(
         )
     # To look at the signature of a wheel's, of 82 MB, takes half a second: `serve` does so once. DuckDB does, of what it fetches.
     needed = ("delta", "httpfs", "aws") if scheme(root or "") in S3 else ("delta",)
-    trusted, some = root is not None and all(map(_extension, needed)), {"threads": threads} if threads else {}
-    connection = duckdb.connect(config={"allow_unsigned_extensions": trusted, **some})
+    trusted, cores = root is not None and all(map(_extension, needed)), {"threads": threads} if threads else {}
+    connection = duckdb.connect(config={"allow_unsigned_extensions": trusted, **cores})
     connection.execute("SET GLOBAL TimeZone = 'UTC'")  # of every cursor
     for name, function in CASES.items():
         connection.create_function(name, function, ["VARCHAR"], "VARCHAR")

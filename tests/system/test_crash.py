@@ -253,8 +253,8 @@ def test_killed_again_and_again_while_events_flow(broker, spark, folder):
     assert len(reached) == len(MORE) and len(set(reached)) > len(MORE) / 2
     versions = []
     for _ in range(2):  # the second time without any checkpoint, and with nothing to do
-        code, said = pages.statehouse(["run", "--once"], {})
-        assert code == 0, said[-3000:]
+        code, output = pages.statehouse(["run", "--once"], {})
+        assert code == 0, output[-3000:]
         status = json.loads(pages.statehouse(["status", "--json"], {})[1])
         stream = status["streams"][0]
         assert stream["behind"] == 0

@@ -200,8 +200,8 @@ def test_the_state_is_the_table(broker, spark, folder, schemas):
             assert producer.flush(60) == 0
             os.killpg(jobs.pid, signal.SIGTERM)
             assert jobs.wait(120) == 0
-            code, said = pages.statehouse(["run", "--once"], {})
-            assert code == 0, said[-3000:]
+            code, output = pages.statehouse(["run", "--once"], {})
+            assert code == 0, output[-3000:]
             state = {row["key"]: row["value"] for row in rows(spark, f"{config.root}/state/account")}
             assert {key: as_text(row) for key, row in state.items()} == right
             wait(lambda: shown(url) == right, seconds=60, step=0.5, what="the API's scan")
