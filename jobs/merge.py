@@ -233,9 +233,13 @@ class Merge:
         wanted = rows.select(*map(quoted, keys))
         if count > FEW:  # then they are not sent to where the state is read
             return state.join(wanted, keys, "semi")
-        if count <= NAMED and self.rule.key_columns[keys[0]] in EXACT:
-            values = wanted.select(quoted(keys[0])).distinct().collect()
-            state = state.where(F.col(quoted(keys[0])).isin([row[0] for row in values]))
+        single = len(keys) == 1 and not self.store.windows  # a key has one row
+        if self.rule.key_columns[keys[0]] in EXACT and (count <= NAMED or single):
+            values = wanted.select(quoted(keys[0])).distinct().toArrow()[0]
+            if single and (found := self.table.rows_of(keys[0], values)) is not None:
+                return found
+            if count <= NAMED:
+                state = state.where(F.col(quoted(keys[0])).isin(values.to_pylist()))
         return state.join(F.broadcast(wanted), keys, "semi")
 
     def _fold_torn_anew(self, rows: DataFrame, head: int) -> DataFrame:

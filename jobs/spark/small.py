@@ -66,9 +66,13 @@ def read(spark: SparkSession, path: str, delta: DeltaTable | None = None, versio
     return (reader if version is None else reader.option("versionAsOf", version)).load(path)
 
 
+def struct(delta: DeltaTable) -> StructType:
+    """A version's columns as Spark has them."""
+    return StructType.fromJson(json.loads(delta.schema().to_json()))
+
+
 def _read_files(spark: SparkSession, path: str, delta: DeltaTable) -> DataFrame:
-    schema = StructType.fromJson(json.loads(delta.schema().to_json()))
-    names = files(delta)["path"].to_pylist()
+    schema, names = struct(delta), files(delta)["path"].to_pylist()
     reader = spark.read.schema(schema).option("__globPaths__", False)
     return reader.parquet(*(f"{path}/{name}" for name in names)) if names else spark.createDataFrame([], schema)
 

@@ -7,11 +7,12 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import pyarrow as pa
 from delta.tables import DeltaTable
 from deltalake import DeltaTable as DeltaLog
 from pyspark.sql import DataFrame, SparkSession
 
-from jobs.spark import databricks, small, vectors
+from jobs.spark import databricks, keyed, small, vectors
 from statehouse.errors import StatehouseError
 from statehouse.fold import Rule
 from statehouse.spark_sql import quoted
@@ -84,6 +85,10 @@ class State:
         """All rows, with what is :attr:`carried`."""
         state = small.read(self.spark, self.path, self.delta)
         return vectors.with_place(state, self.delta) if self.carried else state
+
+    def rows_of(self, column: str, keys: pa.ChunkedArray) -> DataFrame | None:
+        """The rows whose ``column`` is one of some ``keys``, with what is :attr:`carried`; None where Spark is to read them."""
+        return keyed.rows_of_keys(self.spark, self.path, self.delta, column, keys, ROOM)
 
     def in_touched_buckets(self, rows: DataFrame) -> str:
         """SQL: whether a row of the state is in a bucket of some rows. Literals, so that no other one is read, or written."""

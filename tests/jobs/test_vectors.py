@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import random
 from itertools import count
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from pyspark.sql import functions as F
 
 from api.engine import delta, duck
 from jobs.maintain import Maintain
 from jobs.merge import Merge
+from jobs.spark import keyed, vectors
 from jobs.spark.session import new_session
 from statehouse.errors import StatehouseError
-from statehouse.tables import MARKING, deleted_rows, files, folded, opened, position, rows_and_bytes, select
+from statehouse.tables import MARKING, VECTORS, deleted_rows, files, folded, opened, position, rows_and_bytes, select
 from tests.support.depth import first, sized
 from tests.support.lakes import drawn, more, right, state, written
 from tests.support.records import record, rows
@@ -56,7 +60,7 @@ def test_every_reader_has_the_same_rows_in_every_version(spark, lake):
             config = config.model_copy(update={"deletion_vectors": False})
         if batch == 3:
             config = config.model_copy(update={"deletion_vectors": True})
-        records, events = drawn(60 + batch, 4 if batch else 60, first=60 * batch)
+        records, events = drawn(60 + batch, 4 if batch else 60, first=60 * batch, resets=batch < 2)
         known += events
         more(spark, config, records, "total")
         assert state(spark, config, "total") == right(known, "total"), batch
@@ -115,8 +119,11 @@ stores:
 """ + "".join(f"  {name}: {{stream: s, key: {key}, value: n, reduce: sum}}\n" for name, key in STORES.items())
 
 
-def test_the_keys_of_a_batch_are_found_by_their_values_or_by_a_join(spark, lake, monkeypatch):
+@pytest.mark.parametrize("engine", first(1, ["Polars", "Spark"]))
+def test_the_keys_of_a_batch_are_found_by_their_values_or_by_a_join(spark, lake, monkeypatch, engine):
     monkeypatch.setattr("jobs.merge.NAMED", 5)
+    if engine == "Spark":  # as where it has other machines
+        monkeypatch.setattr("jobs.spark.keyed.rows_of_keys", lambda *_: None)
     config, offset = lake(KEYED), count(0)
 
     def event(n):
@@ -137,6 +144,56 @@ def test_the_keys_of_a_batch_are_found_by_their_values_or_by_a_join(spark, lake,
         assert sum(totals.values()) == sum(n + 1 for n in sent), store
         assert len(totals) == (28 if store == "at" else len({*sent})), store
     assert values("big") == {(n - 2**62,): (n + 1) * sent.count(n) for n in {*sent}}
+
+
+KINDS = {  # of a column, and SQL of a row's number that gives values at their ends
+    "text": "concat('ü', id)",
+    "small": "CAST(2147483648 - id AS INT)",
+    "exact": "CAST(concat('-', repeat('9', 28), '.', id) AS DECIMAL(38, 10))",
+    "part": "element_at(array(0D, -0D, double('NaN'), double('-Infinity'), 4.9E-324D), CAST(id % 5 + 1 AS INT))",
+    "single": "CAST(id AS FLOAT)",
+    "yes": "id % 2 = 0",
+    "day": "date_add(DATE'0001-01-01', CAST(id AS INT))",
+    "at": "timestamp_micros(id - 62135596800000000)",
+    "bytes": "unhex('00FF')",
+    "list": "array(CAST(id AS STRING), null)",
+    "by_name": "map('a', struct(timestamp_micros(id) AS t, CAST(null AS DECIMAL(9, 2)) AS d))",
+    "order": "if(id % 3 = 0, null, struct(timestamp_micros(id) AS t, 0 AS p, id AS o))",
+}
+
+
+@pytest.mark.parametrize("column", ["key", "text", "small"])
+def test_the_rows_of_keys_are_those_that_spark_finds(spark, tmp_path, column):
+    """With values of every type, in several groups of several files, of which some rows are deleted."""
+    path = str(tmp_path / "a [b] ü")
+    session = spark.newSession()
+    session.conf.set("parquet.block.size", 20_000)
+    rows_of_all = session.range(4000, numPartitions=2).selectExpr(
+        "id AS key", *(f"{e} AS {n}" for n, e in KINDS.items())
+    )
+    write = rows_of_all.writeTo(f"delta.`{path}`").using("delta").tableProperty(VECTORS, "true")
+    write.create()
+    session.sql(f"DELETE FROM delta.`{path}` WHERE key % 7 = 0")
+    found = opened(path)
+    assert max(pq.read_metadata(file).num_row_groups for file in Path(path).glob("*.parquet")) > 1
+    ids = random.sample(range(4000), 500)
+    wanted = session.createDataFrame([(one,) for one in [*ids, -1]], "id BIGINT").selectExpr(
+        f"{KINDS.get(column, 'id')} AS k"
+    )
+    keys = wanted.toArrow()["k"]
+    by_spark = vectors.with_place(session.read.format("delta").load(path), found).where(
+        F.col(column).isin(keys.to_pylist())
+    )
+    by_arrow = keyed.rows_of_keys(session, path, found, column, keys, 1 << 20)
+    assert by_arrow.schema.simpleString() == by_spark.schema.simpleString()
+
+    def texts(frame):  # which tell NaN from null, and 0 from -0
+        return sorted(row[0] for row in frame.selectExpr("to_json(struct(*))").collect())
+
+    assert texts(by_arrow) == texts(by_spark) and by_arrow.count() == sum(one % 7 > 0 for one in ids)
+    assert keyed.rows_of_keys(session, path, found, column, keys, 1000) is None, "they have more bytes"
+    session.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS (later STRING)")
+    assert keyed.rows_of_keys(session, path, opened(path), column, keys, 1 << 20) is None, "no file has all columns"
 
 
 @pytest.fixture
@@ -187,7 +244,7 @@ def test_a_first_batch_is_written_by_one_process_if_it_is_little(spark, lake, mo
         commits = opened(path).history(1)
         assert commits[0]["engineInfo"].startswith(engine), (name, commits)
         assert folded(opened(path)) == 1 and state(spark, config, name) == right(known, name)
-    records, events = drawn(8, 60, first=60)
+    records, events = drawn(8, 60, first=60, resets=False)
     more(spark, config, records)
     for name in config.stores:
         assert state(spark, config, name) == right([*known, *events], name)
@@ -279,7 +336,7 @@ def test_a_checkpoint_of_the_log_has_what_the_commits_have(spark, lake, monkeypa
     monkeypatch.setattr("jobs.spark.small.SMALL", size)
     config, path, known = written(lake), None, []
     for batch in range(5):
-        records, events = drawn(80 + batch, 20, first=20 * batch)
+        records, events = drawn(80 + batch, 20, first=20 * batch, resets=batch == 1)
         if batch == 3:  # of no store: positions alone are moved
             records, events = [record("t", 0, 60, 10**15, "k", {"key": None, "n": 1})], []
         known += events
@@ -309,7 +366,7 @@ def test_what_a_commits_checksum_says_is_so(spark, lake, monkeypatch):
     config = written(lake)
     path = f"{config.root}/state/total"
     for batch in range(4):
-        more(spark, config, drawn(60 + batch, 4 if batch else 60, first=60 * batch)[0], "total")
+        more(spark, config, drawn(60 + batch, 4 if batch else 60, first=60 * batch, resets=batch == 1)[0], "total")
         table = opened(path)
         sizes = files(table)["size_bytes"].to_pylist()
         checksum = json.loads(Path(path, "_delta_log", f"{table.version():020}.crc").read_text())
