@@ -144,7 +144,7 @@ def test_tokens(tmp_path: Path) -> None:
 
 TOP = Path(__file__).parents[2]
 # Not at full depth a few examples of some stores: one of each kind of route.
-EXAMPLES = sized(6, 300)
+EXAMPLES = sized(3, 300)
 SOME = "^/[^/]*$|^/streams/|^/tasks|^/stores/(votes|money|hours)"
 
 

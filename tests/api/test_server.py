@@ -22,6 +22,7 @@ from statehouse.config.models import Config
 from statehouse.errors import ConfigError, StatehouseError
 from tests.support.api_lake import State, configured, eventually
 from tests.support.calls import STRANGE
+from tests.support.depth import sized
 from tests.support.serving import SCRIPT, get, serving, stopped
 
 
@@ -152,7 +153,7 @@ def test_a_killed_worker_is_replaced(config: Config) -> None:
             except OSError:
                 return False
 
-        for _ in range(2):
+        for _ in range(sized(1, 2)):
             for _ in range(2):
                 (worker,) = eventually(lambda: workers(process))
                 os.kill(worker, signal.SIGKILL)

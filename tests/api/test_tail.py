@@ -91,14 +91,14 @@ def test_a_swapped_state_a_compacted_changelog_and_a_lost_feed_are_noticed(spark
     assert shown(replica, "total") == right(events, "total", lambda event: event["n"] > 0)
     assert replica.status("total")["freshness"] == "changelog"
     ingest = Ingest(spark, config, config.streams["s"])
-    records, new = drawn(5, 30, first=COUNT)
+    records, new = drawn(5, 30, first=COUNT, resets=False)
     ingest.batch(spark.createDataFrame(records, SCHEMA))
     replica.refresh()
     events = events + new
     assert shown(replica, "total") == right(events, "total", lambda event: event["n"] > 0), "by the rule of the table"
     other = Replica(config)
     other.refresh()
-    records, new = drawn(6, 30, first=COUNT + 30)
+    records, new = drawn(6, 30, first=COUNT + 30, resets=False)
     ingest.batch(spark.createDataFrame(records, SCHEMA))
     events = events + new
     compacted(spark, config)

@@ -38,7 +38,7 @@ def test_nothing_is_left_of_a_key(spark, lake):
     ingest = Ingest(spark, config, config.streams["s"])
     merges = [Merge(spark, config, config.stores[name]) for name in STORES]
     for number in range(BATCHES):
-        records, events = drawn(number, 30, first=100 * number)
+        records, events = drawn(number, 30, first=100 * number, resets=number == 0)
         known += events
         time = 1_700_000_000_000_000 + number
         own = {"key": WHO, "agent": "p", "n": 5, "ts": iso(time)}
@@ -68,7 +68,7 @@ def test_nothing_is_left_of_a_key(spark, lake):
         assert client.get("/stores/total/keys/someone%2Fin%20particular").status_code == 404
         values = {row["key"]: row["value"] for row in client.get("/stores/total/keys?limit=50").json["rows"]}
         assert values == right(known, "total")
-        records, events = drawn(9, 30, first=1000)  # and it goes on
+        records, events = drawn(9, 30, first=1000, resets=False)  # and it goes on
         ingest = Ingest(spark, config, config.streams["s"])
         ingest.batch(spark.createDataFrame(records, SCHEMA))
         for name in STORES:

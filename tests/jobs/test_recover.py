@@ -50,7 +50,7 @@ def test_a_recovered_state_has_identical_rows_and_goes_on(spark, filled):
         table = opened(f"{config.root}/state/{store.name}")
         assert generation(table) == 1 and position(table.table_uri) == BATCHES
     assert not Path(config.root, "_recover", "total").exists()
-    records, new = drawn(99, first=COUNT)
+    records, new = drawn(99, first=COUNT, resets=False)
     more(spark, config, records)
     for store in config.stores:
         assert state(spark, config, store) == right(events + new, store)
@@ -72,7 +72,7 @@ def test_a_changed_rule_is_refused_compared_and_swapped(spark, lake, filled, tmp
     for row in found.samples["changed"]:
         assert (row["was"], row["is"]) == (old[row["key"]], new[row["key"]])
     assert whole(spark, config, "total") == before, "nothing is changed by looking"
-    records, later = drawn(7, first=COUNT)
+    records, later = drawn(7, first=COUNT, resets=False)
     more(spark, config, records, "total")  # the live state goes on meanwhile, under the old rule
     (tmp_path / "rule.yaml").write_text("stream: s\nkey: key\nvalue: n\nreduce: sum\nwhere: n > 0\n")
     rule = rule_file(tmp_path / "rule.yaml", config, "total")
@@ -80,7 +80,7 @@ def test_a_changed_rule_is_refused_compared_and_swapped(spark, lake, filled, tmp
     assert state(spark, config, "total") == right(events + later, "total", lambda event: event["n"] > 0)
     with pytest.raises(DefinitionChanged):
         Merge(spark, config, config.stores["total"]).round()
-    records, last = drawn(8, first=COUNT + 120)
+    records, last = drawn(8, first=COUNT + 120, resets=False)
     more(spark, changed, records, "total")
     assert state(spark, config, "total") == right(events + later + last, "total", lambda event: event["n"] > 0)
 
@@ -181,7 +181,7 @@ def test_a_table_whose_making_was_interrupted_is_made(spark, lake):
 def test_a_compacted_changelog_whose_old_log_is_gone_folds_to_the_same(spark, filled):
     config, events = filled
     before = {store: whole(spark, config, store) for store in config.stores}
-    behind, new = drawn(50, first=COUNT)
+    behind, new = drawn(50, first=COUNT, resets=False)
     Ingest(spark, config, config.streams["s"]).batch(spark.createDataFrame(behind, SCHEMA))
     Merge(spark, config, config.stores["votes"]).round()  # the other two are behind when the feed is lost
     compacted(spark, config)
@@ -201,7 +201,7 @@ def test_a_store_that_was_down_for_longer_than_versions_folds_to_the_same(spark,
     """Delta may refuse versions that are older than it keeps removed files, also where all files are there: not with our settings,
     but with another platform's."""
     config, events = filled
-    behind, new = drawn(50, first=COUNT)
+    behind, new = drawn(50, first=COUNT, resets=False)
     ingest = Ingest(spark, config, config.streams["s"])
     for part in (behind[:25], behind[25:]):
         ingest.batch(spark.createDataFrame(part, SCHEMA))

@@ -34,8 +34,8 @@ def counted(monkeypatch):
     return reads
 
 
-def ingested(spark, config, seed, first):
-    records, events = drawn(seed, 40, first=first)
+def ingested(spark, config, seed, first, resets=True):
+    records, events = drawn(seed, 40, first=first, resets=resets)
     Ingest(spark, config, config.streams["s"]).batch(spark.createDataFrame(records, SCHEMA))
     return events
 
@@ -45,7 +45,7 @@ def test_one_slice_for_all_stores_and_another_for_one_that_is_behind(spark, lake
     slices, attempts = Slices(spark, config, patience=60.0), Attempts(config, "merge")
     merges = [Merge(spark, config, store, slices=slices) for store in config.stores.values()]
     for batch in range(sized(4, 12)):
-        known += ingested(spark, config, 40 + batch, 40 * batch)
+        known += ingested(spark, config, 40 + batch, 40 * batch, resets=batch == 1)
         some = merges[batch % 2 :] if batch else merges  # the first is left behind by every other round
         starts = {position(merge.state) for merge in some}
         counted.clear()
@@ -75,7 +75,7 @@ def test_a_head_is_looked_for_again_when_it_is_old(spark, lake):
 def test_what_a_store_names_is_kept(spark, lake, where):
     config, known = written(lake, where), []
     for batch in range(2):
-        known += ingested(spark, config, 60 + batch, 40 * batch)
+        known += ingested(spark, config, 60 + batch, 40 * batch, resets=False)
         merge = Merge(spark, config, config.stores["total"])
         merge.round()
         assert state(spark, config, "total") == right(known, "total")
@@ -92,7 +92,7 @@ def test_of_many_rows_each_store_reads_what_it_needs_one_at_a_time(spark, lake, 
     monkeypatch.setattr("jobs.spark.slices.MOST", 39)
     with ThreadPoolExecutor(3) as threads:
         for batch in range(3):
-            known += ingested(spark, config, 80 + batch, 40 * batch)
+            known += ingested(spark, config, 80 + batch, 40 * batch, resets=False)
             if batch == 1:
                 spark.sql(f"OPTIMIZE delta.`{merges[0].changelog}`")  # adds no rows
             if batch == 2:

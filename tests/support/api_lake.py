@@ -152,10 +152,11 @@ def changelog(config: Config, stream: str, commits: int) -> None:
 
 def eventually(condition: Callable[[], Any], seconds: float = 300.0) -> Any:
     """What the condition gives as soon as that is something."""
-    until = time.monotonic() + seconds
+    until, pause = time.monotonic() + seconds, 0.02
     while not (found := condition()):
         assert time.monotonic() < until, "it did not come true in time"
-        time.sleep(0.02)
+        time.sleep(pause)
+        pause = min(0.15, 1.2 * pause)  # to ask takes time from those who are waited for
     return found
 
 

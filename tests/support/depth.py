@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 
 T = TypeVar("T")
 FULL = os.environ.get("DEPTH") == "full"
-FEW, MANY = 50, 1000  # examples of a property
+FEW, MANY = 25, 1000  # examples of a property
 
 
 def sized(few: T, full: T) -> T:

@@ -36,16 +36,17 @@ def written(lake, where="", tombstones="7 days"):
     return lake(CONFIG.format(where=f', where: "{where}"' if where else "", tombstones=tombstones))
 
 
-def drawn(seed, count=120, partition=0, first=0):
-    """Random events: the records, and each as the oracle wants it, with its key and the stores that it is for."""
+def drawn(seed, count=120, partition=0, first=0, resets=True):
+    """Random events: the records, and each as the oracle wants it, with its key and the stores that it is for. Without ``resets`` none is
+    a set or a purge: then a merge takes a third of the time."""
     dice, records, events = random.Random(seed), [], []
     for offset in range(first, first + count):
         key, agent, n = f"k{dice.randrange(9)}", dice.choice("pqr"), dice.randrange(-5, 6)
         time, kind = T0 + dice.randrange(4 * 3600) * 1_000_000, dice.random()
         op, stores, body, headers = "report", ("total", "votes", "hours"), None, None
-        if kind < 0.05:
+        if resets and kind < 0.05:
             op = "purge"
-        elif kind < 0.1:
+        elif resets and kind < 0.1:
             op, stores, body, headers = "set", ("total",), {"value": n}, control("set", "total")
         else:
             body = {"key": key, "agent": agent, "n": n, "ts": iso(time)}

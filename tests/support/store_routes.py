@@ -165,10 +165,7 @@ class Lake:
         self.routers = {n: router(self.spark, self.config, r) for n, r in self.config.routes.items()}
 
     def ingest(self, seed, count, resets=True):
-        records, events = drawn(seed, count, first=self.offset)
-        if not resets:
-            kept = [place for place, (*_, event) in enumerate(events) if event["op"] == "report"]
-            records, events = ([many[place] for place in kept] for many in (records, events))
+        records, events = drawn(seed, count, first=self.offset, resets=resets)
         self.offset += count
         self.ingest_these(records, events)
 
