@@ -48,6 +48,7 @@ from jobs.spark.expressions import rule_of
 from jobs.spark.guard import Guard
 from jobs.spark.lookup import Lookups
 from jobs.spark.parse import accepted_rows, numbered, parse, refused_rows, requeued_rows, time_reason
+from jobs.spark.session import ADAPTIVE
 from jobs.spark.tables import create_requeued, create_stream, next_offsets, numbers_by_rows
 from statehouse import kafka
 from statehouse.config.models import ISOLATION, Config, Stream
@@ -182,7 +183,7 @@ class Ingest:
             if self.stopping.is_set():
                 return
             records.sparkSession.conf.set("spark.sql.shuffle.partitions", "2")
-            records.sparkSession.conf.set("spark.sql.adaptive.enabled", "false")  # nothing to adapt to, a job more
+            records.sparkSession.conf.set(ADAPTIVE, "false")
             places = ends or (records.select("topic", "partition").distinct().collect() if self.stream.several else ())
             numbering = self.numbering.grown((topic, partition) for topic, partition in places)
             if numbering is not self.numbering:  # before anything is written by these numbers

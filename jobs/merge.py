@@ -37,7 +37,7 @@ from jobs.law import keep_the_law
 from jobs.spark import change_feed, databricks, small
 from jobs.spark.expressions import rule_of
 from jobs.spark.guard import Guard
-from jobs.spark.session import new_session, observed, sql
+from jobs.spark.session import ADAPTIVE, new_session, observed, sql
 from jobs.spark.slices import Slices
 from jobs.spark.state import CHANGES, FEW, State
 from jobs.spark.tables import create_store, finish_swap
@@ -140,7 +140,10 @@ class Merge:
             self.table.look()
         if start == head or head == 0:  # version 0 is the empty table
             return None
-        if self.slices.are_many(self.config.streams[self.store.stream], start):
+        many = self.slices.are_many(self.config.streams[self.store.stream], start)
+        if not databricks.here():
+            self.spark.conf.set(ADAPTIVE, str(many).lower())
+        if many:
             with self.slices.alone:
                 return self._fold_slice(start, head)
         return self._fold_slice(start, head)

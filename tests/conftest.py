@@ -69,7 +69,7 @@ def java():
 @pytest.fixture(scope="session")
 def spark(java, tmp_path_factory):
     """One session for the run, or for each of its processes: UTC, no UI; two cores, or one where two processes share them."""
-    from jobs.spark.session import session
+    from jobs.spark.session import ADAPTIVE, session
     from tests.support.ivy import alone
 
     for noisy in ("py4j", "DataFrameQueryContextLogger", "SQLQueryContextLogger"):
@@ -78,7 +78,8 @@ def spark(java, tmp_path_factory):
     cores = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
     with alone(), pytest.MonkeyPatch.context() as compiled:
         compiled.setenv("JAVA_TOOL_OPTIONS", ROOM)
-        made = session("tests", log, **{"spark.master": f"local[{cores}]"})
+        # Tests have few rows. The jobs that they start as processes of their own adapt their plans, as all do.
+        made = session("tests", log, **{"spark.master": f"local[{cores}]", ADAPTIVE: "false"})
     made.sparkContext.setLogLevel("ERROR")
     return made
 

@@ -25,6 +25,7 @@ from statehouse.errors import LakeBusy
 from statehouse.places import spark_settings
 
 DEFAULTS = "spark-defaults.conf"
+ADAPTIVE = "spark.sql.adaptive.enabled"  # plan a query again after each stage: of few rows there is nothing to adapt to
 
 
 def defaults() -> dict[str, str]:
@@ -41,6 +42,7 @@ def brief() -> dict[str, str]:
     writes to a table; one that lives on has it in memory."""
     options = f"{defaults().get(OPTIONS, '')} -XX:TieredStopAtLevel=1"
     return {
+        ADAPTIVE: "false",
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.databricks.delta.writeChecksumFile.enabled": "true",
