@@ -5,8 +5,10 @@ from __future__ import annotations
 import http.client
 import json
 import random
+import socket
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 
@@ -21,6 +23,7 @@ class Follower(threading.Thread):
         self.place: str | None = None
         self.stopping = threading.Event()
         self.connections = self.resets = self.events = 0
+        self.connection: http.client.HTTPConnection | None = None
         self.wrong: list[Any] = []
         self.start()
 
@@ -33,8 +36,9 @@ class Follower(threading.Thread):
             while not self.stopping.is_set():
                 self._connect(self.ports[self.connections % len(self.ports)])
         except BaseException as error:
-            self.wrong.append(error)
-            raise
+            if not self.stopping.is_set():
+                self.wrong.append(error)
+                raise
 
     def _scan(self, port: int) -> str:
         rows, place = scanned(port, self.store, self.keys)
@@ -45,7 +49,7 @@ class Follower(threading.Thread):
         if self.place is None:
             self.place = self._scan(port)
         self.connections += 1
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        self.connection = connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         try:
             connection.request("GET", f"/stores/{self.store}/changes", headers={"Last-Event-ID": self.place})
             response = connection.getresponse()
@@ -91,6 +95,8 @@ class Follower(threading.Thread):
 
     def stop(self) -> None:
         self.stopping.set()
+        with suppress(AttributeError, OSError):  # else it waits for what comes next; there may be none by now
+            self.connection.sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
         self.join(40)
         assert not self.is_alive()
 
