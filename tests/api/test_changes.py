@@ -106,7 +106,7 @@ def test_who_applies_the_events_has_what_a_scan_gives(spark, lake) -> None:
                 same()
             if number == sized(1, 2):
                 merge(*dice.sample(list(KEYS), 2))
-            if number == sized(2, 4):
+            if number == sized(None, 4):  # else test_a_state_in_the_place_of_another_is_a_reset has to do
                 file = Path(config.root).parent / "statehouse.yaml"
                 changed = load(_written(file, config.kafka["bootstrap.servers"], ', where: "n > 0"'), {})
                 assert recover(spark, changed, changed.stores["total"], swap=True).swapped

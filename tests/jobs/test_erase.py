@@ -80,7 +80,8 @@ def test_nothing_is_left_of_a_key(spark, lake):
         assert client.get("/stores/total").json["freshness"] == "changelog", (
             "its feed has what was deleted, and goes on"
         )
-        assert erase(spark, config, config.stores["total"], [WHO]).events == 0, "once more does no harm"
+        for _ in range(sized(0, 1)):
+            assert erase(spark, config, config.stores["total"], [WHO]).events == 0, "once more does no harm"
         assert len(rows(spark, f"{config.root}/quarantine/s")) == 0
     finally:
         replica.stop()

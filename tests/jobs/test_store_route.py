@@ -34,7 +34,7 @@ def routed(lake, broker, spark):
 
 @pytest.mark.slow
 def test_each_event_is_told_with_its_states_whatever_the_batches(routed, broker, monkeypatch):
-    monkeypatch.setattr("jobs.spark.steps.PASS", random.choice([1, 10**6]))  # a deep tree, or a flat one
+    monkeypatch.setattr("jobs.spark.steps.PASS", sized(10**6, random.choice([1, 10**6])))  # a flat tree, or a deep one
     assert problems(routed.spark, routed.config) == []
     # Of the second seed there are events again: at the same time, of the same agent, of the same value.
     for seed in sized((2, 3), (random.randrange(10**6), 2, 3)):
