@@ -112,7 +112,7 @@ def alarms(lake, broker, spark):
 
 @pytest.mark.slow
 def test_each_run_that_lasts_is_one_message_however_the_events_are_merged(alarms, monkeypatch):
-    monkeypatch.setattr("jobs.spark.steps.PASS", random.choice([1, 10**6]))  # a deep tree, or a flat one
+    monkeypatch.setattr("jobs.spark.steps.PASS", sized(10**6, random.choice([1, 10**6])))  # a flat tree, or a deep one
     alarms.tasks.round()
     for seed in sized((2, random.randrange(10**6)), (random.randrange(10**6), 2, 3)):
         alarms.more(seed)

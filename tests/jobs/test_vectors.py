@@ -19,7 +19,7 @@ from jobs.spark import keyed, vectors
 from jobs.spark.session import new_session
 from statehouse.errors import StatehouseError
 from statehouse.tables import MARKING, VECTORS, deleted_rows, files, folded, opened, position, rows_and_bytes, select
-from tests.support.depth import first, sized
+from tests.support.depth import deep, first, sized
 from tests.support.lakes import drawn, more, right, state, written
 from tests.support.records import record, rows
 
@@ -202,7 +202,7 @@ def small(monkeypatch, marking):
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("root", first(2, ["./a [b] {c,d} ü*", "by deltalake", "./lake"]))
+@pytest.mark.parametrize("root", first(1, ["./a [b] {c,d} ü*", "by deltalake", "./lake"]))
 def test_a_small_state_is_written_anew_as_a_whole(spark, lake, root, monkeypatch):
     if root == "by deltalake":  # as it reads and writes files of an object store
         monkeypatch.setattr("jobs.spark.small.remote", lambda path: True)
@@ -233,7 +233,7 @@ def test_a_small_state_is_written_anew_as_a_whole(spark, lake, root, monkeypatch
         assert len({tuple(rows.values()) for rows in counts.values()}) == 1, (version, counts)
 
 
-@pytest.mark.parametrize(("room", "engine"), [(8 << 20, "delta-rs"), (1000, "Apache-Spark")])
+@pytest.mark.parametrize(("room", "engine"), [(8 << 20, "delta-rs"), pytest.param(1000, "Apache-Spark", marks=deep)])
 def test_a_first_batch_is_written_by_one_process_if_it_is_little(spark, lake, monkeypatch, room, engine):
     monkeypatch.setattr("jobs.spark.small.SMALL", room)
     config = written(lake)
@@ -331,7 +331,7 @@ def test_a_slice_without_an_event_of_the_store_moves_its_position_alone(spark, l
     assert opened(path).file_uris() == delta.file_uris() and state(spark, config, "total") == {"a": 4}
 
 
-@pytest.mark.parametrize("size", [0, 8 << 20], ids=["marked", "small"])
+@pytest.mark.parametrize("size", first(1, [0, 8 << 20]), ids=["marked", "small"])
 def test_a_checkpoint_of_the_log_has_what_the_commits_have(spark, lake, monkeypatch, size):
     monkeypatch.setattr("jobs.spark.small.SMALL", size)
     config, path, known = written(lake), None, []
