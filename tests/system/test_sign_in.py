@@ -72,7 +72,9 @@ def leaks(folder):
 
 
 # The others differ from one of these by a name.
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=deep) if k in ("scram-256", "tls") else k for k in KINDS])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=deep) if k in ("plain", "scram-256", "tls") else k for k in KINDS]
+)
 def test_all_come_in_by_one_block(spark, doors, signed, kind, tmp_path, tmp_path_factory, caplog):
     config = signed(kind)
     caplog.set_level(logging.DEBUG)
