@@ -239,8 +239,8 @@ class Merge:
         single = len(keys) == 1 and not self.store.windows  # a key has one row
         if self.rule.key_columns[keys[0]] in EXACT and (count <= NAMED or single):
             values = wanted.select(quoted(keys[0])).distinct().toArrow()[0]
-            if single and (found := self.table.rows_of(keys[0], values)) is not None:
-                return found
+            if single and (state_rows := self.table.rows_of(keys[0], values)) is not None:
+                return state_rows
             if count <= NAMED:
                 state = state.where(F.col(quoted(keys[0])).isin(values.to_pylist()))
         return state.join(F.broadcast(wanted), keys, "semi")

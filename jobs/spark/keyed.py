@@ -50,11 +50,11 @@ def rows_of_keys(
     )
     schema = pa.schema([*schema, (FILE, pa.string()), (ROW, pa.int64())])
     try:
-        found = [
+        by_file = [
             rows.filter(~pl.col(ROW).is_in(pl.Series(deleted[name]).implode())) if name in deleted else rows
             for name, rows in zip(names, pl.collect_all(scans), strict=True)
         ]
-        rows = pl.concat(found).to_arrow().select(schema.names).cast(schema)
+        rows = pl.concat(by_file).to_arrow().select(schema.names).cast(schema)
     except (pl.exceptions.PolarsError, pa.ArrowException):  # Spark can, or says what is wrong
         return None
     return spark.createDataFrame(rows, from_arrow_schema(schema))

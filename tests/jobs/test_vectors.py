@@ -174,24 +174,24 @@ def test_the_rows_of_keys_are_those_that_spark_finds(spark, tmp_path, column):
     write = rows_of_all.writeTo(f"delta.`{path}`").using("delta").tableProperty(VECTORS, "true")
     write.create()
     session.sql(f"DELETE FROM delta.`{path}` WHERE key % 7 = 0")
-    found = opened(path)
+    table = opened(path)
     assert max(pq.read_metadata(file).num_row_groups for file in Path(path).glob("*.parquet")) > 1
     ids = random.sample(range(4000), 500)
     wanted = session.createDataFrame([(one,) for one in [*ids, -1]], "id BIGINT").selectExpr(
         f"{KINDS.get(column, 'id')} AS k"
     )
     keys = wanted.toArrow()["k"]
-    by_spark = vectors.with_place(session.read.format("delta").load(path), found).where(
+    by_spark = vectors.with_place(session.read.format("delta").load(path), table).where(
         F.col(column).isin(keys.to_pylist())
     )
-    by_arrow = keyed.rows_of_keys(session, path, found, column, keys, 1 << 20)
+    by_arrow = keyed.rows_of_keys(session, path, table, column, keys, 1 << 20)
     assert by_arrow.schema.simpleString() == by_spark.schema.simpleString()
 
     def texts(frame):  # which tell NaN from null, and 0 from -0
         return sorted(row[0] for row in frame.selectExpr("to_json(struct(*))").collect())
 
     assert texts(by_arrow) == texts(by_spark) and by_arrow.count() == sum(one % 7 > 0 for one in ids)
-    assert keyed.rows_of_keys(session, path, found, column, keys, 1000) is None, "they have more bytes"
+    assert keyed.rows_of_keys(session, path, table, column, keys, 1000) is None, "they have more bytes"
     session.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS (later STRING)")
     assert keyed.rows_of_keys(session, path, opened(path), column, keys, 1 << 20) is None, "no file has all columns"
 
