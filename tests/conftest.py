@@ -79,9 +79,9 @@ def spark(java, tmp_path_factory):
     with alone(), pytest.MonkeyPatch.context() as compiled:
         compiled.setenv("JAVA_TOOL_OPTIONS", ROOM)
         # Tests have few rows. The jobs that they start as processes of their own adapt their plans, as all do.
-        made = session("tests", log, **{"spark.master": f"local[{cores}]", ADAPTIVE: "false"})
-    made.sparkContext.setLogLevel("ERROR")
-    return made
+        shared = session("tests", log, **{"spark.master": f"local[{cores}]", ADAPTIVE: "false"})
+    shared.sparkContext.setLogLevel("ERROR")
+    return shared
 
 
 @pytest.fixture(scope="session")

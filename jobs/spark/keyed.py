@@ -29,11 +29,13 @@ def rows_of_keys(
     None where Spark is to read them: it has other machines for it, the table is in an object store or has partitions, a file does not
     have the table's columns as they are or cannot be read, or the rows have about ``most`` bytes and more.
     """
-    if remote(path) or databricks.here() or not str(spark.conf.get("spark.master")).startswith("local"):
+    if remote(path) or databricks.here() or delta.metadata().partition_columns:
+        return None
+    if not str(spark.conf.get("spark.master")).startswith("local"):
         return None
     schema, names = to_arrow_schema(struct(delta)), files(delta)["path"].to_pylist()
     footers = [pq.read_metadata(f"{path}/{name}") for name in names]
-    if not names or delta.metadata().partition_columns or not all(_has(footer, schema) for footer in footers):
+    if not names or not all(_has(footer, schema) for footer in footers):
         return None
     if len(keys) * max(map(_bytes_a_row, footers)) > most:
         return None
